@@ -1,0 +1,23 @@
+"""Attention operators over two-dimensional feature maps. Needs torch only."""
+
+from .dispatch import (
+    BACKENDS,
+    MALA_FORMS,
+    linear_attention,
+    mala_attention,
+    rala_attention,
+    softmax_attention,
+)
+from .rotary import apply_rotary, rotary_frequencies, rotary_tables
+
+__all__ = [
+    'BACKENDS',
+    'MALA_FORMS',
+    'apply_rotary',
+    'linear_attention',
+    'mala_attention',
+    'rala_attention',
+    'rotary_frequencies',
+    'rotary_tables',
+    'softmax_attention',
+]
