@@ -1,0 +1,42 @@
+"""Options, markers and fixtures shared by all tests."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+REPO = Path(__file__).resolve().parents[1]
+
+
+def pytest_addoption(parser):
+    parser.addoption('--slow', action='store_true', help='also run the tests marked slow')
+    parser.addoption('--long', action='store_true', help='also run the tests marked long')
+
+
+def pytest_collection_modifyitems(config, items):
+    for marker, takes in (('slow', 'takes minutes'), ('long', 'takes up to an hour')):
+        if config.getoption(f'--{marker}'):
+            continue
+        skip = pytest.mark.skip(reason=f'{takes}; run with --{marker}')
+        for item in items:
+            if marker in item.keywords:
+                item.add_marker(skip)
+
+
+@pytest.fixture(scope='session')
+def repo() -> Path:
+    """The root of the checkout."""
+    return REPO
+
+
+@pytest.fixture(scope='session')
+def real_data() -> Path:
+    """The folder with real pictures (``coco``, ``ade20k``), or a skip.
+
+    It is named by the environment variable ``MALA_MM_DATA`` and defaults to
+    ``../shared/data`` beside the checkout.
+    """
+    folder = Path(os.environ.get('MALA_MM_DATA', REPO.parent / 'shared' / 'data'))
+    if not folder.is_dir():
+        pytest.skip(f'no real data at {folder}; set MALA_MM_DATA to a folder with coco and ade20k')
+    return folder
