@@ -1,0 +1,5 @@
+"""Backbones, their layers and heads."""
+
+from .backbones import MAViT, RAVLT
+
+__all__ = ['MAViT', 'RAVLT']

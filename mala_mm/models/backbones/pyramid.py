@@ -1,0 +1,275 @@
+"""The pyramid that MAViT and RAVLT share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from mmcv.cnn import build_norm_layer
+from mmengine.model import BaseModule, ModuleList, Sequential
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from ..layers import ATTENTION_TYPES, Block, ConvStem, LayerNorm2d
+
+
+class AttentionPyramid(BaseModule):
+    """A four-stage vision transformer, strides 4 to 32, with an attention operator per stage.
+
+    The base of :class:`MAViT` and :class:`RAVLT`, which only name their linear attention. The
+    published models are hybrids: linear attention in stages 1 and 2, where the maps are large,
+    softmax attention in stages 3 and 4. Weights do not depend on that choice, so a checkpoint
+    loads into the wrong one without an error.
+
+    Args:
+        arch (str | dict): ``'tiny'``, ``'small'``, ``'base'``, ``'large'`` or a dict with
+            ``embed_dims``, ``depths``, ``num_heads`` (one number per stage) and, optionally,
+            ``mlp_ratio`` (default 3.5), ``drop_path_rate`` (default 0) and
+            ``layer_scale_init_values`` (one per stage, default 1).
+        in_channels (int): Channels of the image.
+        attn_types (Sequence[str], optional): The operator of each stage: ``'mala'``, ``'rala'``,
+            ``'linear'`` or ``'softmax'``. Defaults to the published assignment.
+        attn_cfg (dict, optional): Keywords passed to every operator: ``scale``, ``eps``,
+            ``rotary``, ``backend`` and, for MALA only, ``form``. See :mod:`mala_mm.ops`.
+        out_indices (Sequence[int]): Stages whose maps are returned. Stages after the last of them
+            are not built.
+        frozen_stages (int): Stop the training of the stem (0) and of the first n stages with the
+            downsampling that leads into them (n). -1 freezes nothing. Output norms, which
+            pretrained classifiers do not have, stay trainable.
+        drop_path_rate (float, optional): Rate of the last block; it rises linearly from 0 over all
+            blocks. Defaults to that of ``arch``.
+        norm_cfg (dict): Norm of the stem and of the downsampling, ``dict(type='BN')`` or
+            ``dict(type='SyncBN')``.
+        norm_eval (bool): Whether to keep those norms (SyncBN too) in evaluation mode.
+        output_norm (bool): Whether each returned map passes a LayerNorm of its own, as dense
+            prediction wants it. The published classifiers have none.
+        with_cp (bool): Whether to recompute blocks in the backward pass, to save memory.
+        init_cfg (dict | list[dict], optional): mmengine's initialisation config.
+
+    Raises:
+        TypeError: If ``arch`` is neither a name nor a dict.
+        ValueError: If an argument names an unknown arch, operator or stage.
+    """
+
+    arch_zoo = {
+        **dict.fromkeys(
+            ['t', 'tiny'],
+            dict(
+                embed_dims=(64, 128, 256, 512),
+                depths=(2, 2, 6, 2),
+                num_heads=(1, 2, 4, 8),
+                drop_path_rate=0.1,
+            ),
+        ),
+        **dict.fromkeys(
+            ['s', 'small'],
+            dict(
+                embed_dims=(64, 128, 320, 512),
+                depths=(3, 5, 9, 3),
+                num_heads=(1, 2, 5, 8),
+                drop_path_rate=0.15,
+            ),
+        ),
+        **dict.fromkeys(
+            ['b', 'base'],
+            dict(
+                embed_dims=(96, 192, 384, 512),
+                depths=(4, 6, 12, 6),
+                num_heads=(1, 2, 6, 8),
+                drop_path_rate=0.4,
+                layer_scale_init_values=(1.0, 1.0, 1e-6, 1e-6),
+            ),
+        ),
+        **dict.fromkeys(
+            ['l', 'large'],
+            dict(
+                embed_dims=(96, 192, 448, 640),
+                depths=(4, 7, 19, 8),
+                num_heads=(1, 2, 7, 10),
+                drop_path_rate=0.55,
+                layer_scale_init_values=(1e-6, 1e-6, 1e-6, 1e-6),
+            ),
+        ),
+    }
+    default_attn_types = ('linear', 'linear', 'softmax', 'softmax')
+
+    def __init__(
+        self,
+        arch: str | dict = 'tiny',
+        in_channels: int = 3,
+        attn_types: Sequence[str] | None = None,
+        attn_cfg: dict | None = None,
+        out_indices: Sequence[int] = (0, 1, 2, 3),
+        frozen_stages: int = -1,
+        drop_path_rate: float | None = None,
+        norm_cfg: dict = dict(type='BN'),  # noqa: B006, never changed
+        norm_eval: bool = False,
+        output_norm: bool = True,
+        with_cp: bool = False,
+        init_cfg: dict | list[dict] | None = None,
+    ) -> None:
+        if init_cfg is None:
+            init_cfg = [
+                dict(type='TruncNormal', layer='Conv2d', std=0.02, bias=0.0),
+                dict(type='Constant', layer=['LayerNorm', '_BatchNorm'], val=1.0, bias=0.0),
+            ]
+        super().__init__(init_cfg=init_cfg)
+        arch = self._parse_arch(arch)
+        self.embed_dims, self.depths = arch['embed_dims'], arch['depths']
+        num_stages = len(self.depths)
+        self.attn_types = self._parse_attn_types(attn_types, num_stages)
+        self.out_indices = self._parse_out_indices(out_indices, num_stages)
+        if not isinstance(frozen_stages, int) or not -1 <= frozen_stages <= num_stages:
+            raise ValueError(
+                f'frozen_stages must be an int from -1 to {num_stages}, got {frozen_stages!r}'
+            )
+        self.frozen_stages = frozen_stages
+        self.norm_eval = norm_eval
+        if drop_path_rate is None:
+            drop_path_rate = arch['drop_path_rate']
+        drop_path_rates = torch.linspace(0, drop_path_rate, sum(self.depths)).tolist()
+
+        self.stem = ConvStem(in_channels, self.embed_dims[0], norm_cfg)
+        self.downsamples = ModuleList()
+        self.stages = ModuleList()
+        for i in range(max(self.out_indices) + 1):
+            dims, depth = self.embed_dims[i], self.depths[i]
+            if i > 0:
+                self.downsamples.append(
+                    Sequential(
+                        nn.Conv2d(self.embed_dims[i - 1], dims, 3, stride=2, padding=1),
+                        build_norm_layer(norm_cfg, dims)[1],
+                    )
+                )
+            operator_cfg = dict(attn_cfg or {})
+            if self.attn_types[i] != 'mala':
+                operator_cfg.pop('form', None)
+            first = sum(self.depths[:i])
+            self.stages.append(
+                Sequential(
+                    *[
+                        Block(
+                            dims,
+                            arch['num_heads'][i],
+                            int(arch['mlp_ratio'] * dims),
+                            self.attn_types[i],
+                            operator_cfg,
+                            drop_path_rate=rate,
+                            layer_scale_init_value=arch['layer_scale_init_values'][i],
+                            with_cp=with_cp,
+                        )
+                        for rate in drop_path_rates[first : first + depth]
+                    ]
+                )
+            )
+            if output_norm and i in self.out_indices:
+                self.add_module(f'norm{i}', LayerNorm2d(dims))
+        self._freeze_stages()
+
+    @classmethod
+    def _parse_arch(cls, arch: str | dict) -> dict:
+        if isinstance(arch, str):
+            if arch not in cls.arch_zoo:
+                raise ValueError(f'arch must be one of {sorted(cls.arch_zoo)}, got {arch!r}')
+            arch = cls.arch_zoo[arch]
+        elif not isinstance(arch, dict):
+            raise TypeError(f'arch must be a name or a dict, got {type(arch).__name__}')
+        required = {'embed_dims', 'depths', 'num_heads'}
+        known = required | {'mlp_ratio', 'drop_path_rate', 'layer_scale_init_values'}
+        if not required <= set(arch) <= known:
+            raise ValueError(
+                f'an arch dict needs {sorted(required)} and may have {sorted(known - required)}, '
+                f'got {sorted(arch)}'
+            )
+        num_stages = len(arch['depths'])
+        arch = {
+            'mlp_ratio': 3.5,
+            'drop_path_rate': 0.0,
+            'layer_scale_init_values': (1.0,) * num_stages,
+            **arch,
+        }
+        for key in ('embed_dims', 'num_heads', 'layer_scale_init_values'):
+            if len(arch[key]) != num_stages:
+                raise ValueError(
+                    f'arch[{key!r}] must have {num_stages} entries, one per entry of depths '
+                    f'{tuple(arch["depths"])}, got {tuple(arch[key])}'
+                )
+        return arch
+
+    @classmethod
+    def _parse_attn_types(
+        cls, attn_types: Sequence[str] | None, num_stages: int
+    ) -> tuple[str, ...]:
+        if attn_types is None:
+            # A pyramid of another height keeps softmax attention in its last two stages.
+            linear, softmax = cls.default_attn_types[0], cls.default_attn_types[-1]
+            attn_types = (linear,) * (num_stages - 2) + (softmax,) * min(2, num_stages)
+        if (
+            isinstance(attn_types, str)
+            or len(attn_types) != num_stages
+            or not set(attn_types) <= set(ATTENTION_TYPES)
+        ):
+            raise ValueError(
+                f'attn_types must name {num_stages} operators, one per stage, each one of '
+                f'{ATTENTION_TYPES}, got {attn_types!r}'
+            )
+        return tuple(attn_types)
+
+    @staticmethod
+    def _parse_out_indices(out_indices: Sequence[int], num_stages: int) -> tuple[int, ...]:
+        valid = not isinstance(out_indices, int) and len(out_indices) > 0
+        if not valid or any(i not in range(num_stages) for i in out_indices):
+            raise ValueError(
+                f'out_indices must be a sequence of stages from 0 to {num_stages - 1}, '
+                f'got {out_indices!r}'
+            )
+        return tuple(out_indices)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        """Compute the feature maps of an image batch.
+
+        Args:
+            x (Tensor): Images of shape (B, in_channels, H, W), any H and W. In training mode the
+                norms need more than one pixel in the last stage, or a batch of two.
+
+        Returns:
+            tuple[Tensor, ...]: For each stage i of ``out_indices`` a map of shape
+            (B, embed_dims[i], ceil(H / 2^(i+2)), ceil(W / 2^(i+2))).
+        """
+        # Token-major memory: LayerNorm, 1x1 convolutions and attention then need no copies.
+        x = x.contiguous(memory_format=torch.channels_last)
+        x = self.stem(x)
+        outs = []
+        for i, stage in enumerate(self.stages):
+            if i > 0:
+                x = self.downsamples[i - 1](x)
+            x = stage(x)
+            if i in self.out_indices:
+                norm = getattr(self, f'norm{i}', None)
+                outs.append(x if norm is None else norm(x))
+        return tuple(outs)
+
+    def _frozen_modules(self) -> list[nn.Module]:
+        if self.frozen_stages < 0:
+            return []
+        return [
+            self.stem,
+            *self.stages[: self.frozen_stages],
+            *self.downsamples[: max(self.frozen_stages - 1, 0)],
+        ]
+
+    def _freeze_stages(self) -> None:
+        for module in self._frozen_modules():
+            module.eval()
+            module.requires_grad_(False)
+
+    def train(self, mode: bool = True) -> AttentionPyramid:
+        """Set the mode; frozen stages, and norms if ``norm_eval``, stay in evaluation mode."""
+        super().train(mode)
+        if mode:
+            self._freeze_stages()
+            if self.norm_eval:
+                for module in self.modules():
+                    if isinstance(module, _BatchNorm):
+                        module.eval()
+        return self

@@ -1,0 +1,68 @@
+"""The block of which every stage consists."""
+
+from __future__ import annotations
+
+import torch.utils.checkpoint as cp
+from mmcv.cnn.bricks import DropPath
+from mmcv.cnn.bricks.scale import LayerScale
+from mmengine.model import BaseModule
+from torch import Tensor, nn
+
+from .ffn import ConvFFN
+from .mixer import AttentionMixer
+from .norm import LayerNorm2d
+
+
+class Block(BaseModule):
+    """Conditional position, token mixer and feed-forward network, each on a residual path.
+
+    ``x = x + DWConv3x3(x)``, ``x = x + drop_path(gamma1 * mixer(norm1(x)))``,
+    ``x = x + drop_path(gamma2 * ffn(norm2(x)))``.
+
+    Args:
+        embed_dims (int): Number of channels C.
+        num_heads (int): Number of heads.
+        hidden_dims (int): Width of the feed-forward network.
+        attn_type (str): Operator of the mixer, see :class:`AttentionMixer`.
+        attn_cfg (dict, optional): Keywords of the operator.
+        drop_path_rate (float): Probability of dropping a residual path.
+        layer_scale_init_value (float): Initial value of ``gamma1`` and ``gamma2``.
+        with_cp (bool): Whether to recompute the block in the backward pass, to save memory.
+    """
+
+    def __init__(
+        self,
+        embed_dims: int,
+        num_heads: int,
+        hidden_dims: int,
+        attn_type: str,
+        attn_cfg: dict | None = None,
+        drop_path_rate: float = 0.0,
+        layer_scale_init_value: float = 1.0,
+        with_cp: bool = False,
+    ) -> None:
+        super().__init__()
+        self.with_cp = with_cp
+        self.pos = nn.Conv2d(embed_dims, embed_dims, 3, padding=1, groups=embed_dims)
+        self.norm1 = LayerNorm2d(embed_dims)
+        self.attn = AttentionMixer(embed_dims, num_heads, attn_type, attn_cfg)
+        self.gamma1 = LayerScale(
+            embed_dims, data_format='channels_first', scale=layer_scale_init_value
+        )
+        self.norm2 = LayerNorm2d(embed_dims)
+        self.ffn = ConvFFN(embed_dims, hidden_dims)
+        self.gamma2 = LayerScale(
+            embed_dims, data_format='channels_first', scale=layer_scale_init_value
+        )
+        self.drop_path = DropPath(drop_path_rate)
+
+    def _forward(self, x: Tensor) -> Tensor:
+        x = x + self.pos(x)
+        x = x + self.drop_path(self.gamma1(self.attn(self.norm1(x))))
+        return x + self.drop_path(self.gamma2(self.ffn(self.norm2(x))))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (B, C, H, W) to (B, C, H, W)."""
+        if self.with_cp and x.requires_grad:
+            return cp.checkpoint(self._forward, x, use_reentrant=False)
+        return self._forward(x)

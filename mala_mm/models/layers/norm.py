@@ -1,0 +1,23 @@
+"""LayerNorm over the channels of a feature map."""
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class LayerNorm2d(nn.LayerNorm):
+    """LayerNorm over the channels of a (B, C, H, W) map.
+
+    On a channels_last map the permutations are views, so that nothing is copied.
+
+    Args:
+        num_channels (int): Number of channels C.
+        eps (float): Added to the variance. The published models use 1e-6.
+    """
+
+    def __init__(self, num_channels: int, eps: float = 1e-6) -> None:
+        super().__init__(num_channels, eps=eps)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.permute(0, 2, 3, 1)  # (B, H, W, C)
+        x = F.layer_norm(x, self.normalized_shape, self.weight, self.bias, self.eps)
+        return x.permute(0, 3, 1, 2)

@@ -1,0 +1,29 @@
+"""The registries of mala_mm, children of mmengine's root registries.
+
+A prefixed name such as ``type='mala_mm.MAViT'`` imports this module by itself, from any config.
+"""
+
+from mmengine.registry import HOOKS as MMENGINE_HOOKS
+from mmengine.registry import MODELS as MMENGINE_MODELS
+from mmengine.registry import OPTIM_WRAPPER_CONSTRUCTORS as MMENGINE_OPTIM_WRAPPER_CONSTRUCTORS
+from mmengine.registry import Registry
+
+MODELS = Registry('model', parent=MMENGINE_MODELS, scope='mala_mm', locations=['mala_mm.models'])
+HOOKS = Registry('hook', parent=MMENGINE_HOOKS, scope='mala_mm', locations=['mala_mm.engine'])
+OPTIM_WRAPPER_CONSTRUCTORS = Registry(
+    'optimizer wrapper constructor',
+    parent=MMENGINE_OPTIM_WRAPPER_CONSTRUCTORS,
+    scope='mala_mm',
+    locations=['mala_mm.engine'],
+)
+
+
+def register_backbone(cls: type) -> type:
+    """Register a backbone as ``mala_mm.Name`` and, for every OpenMMLab library, as ``Name``.
+
+    A bare name is looked up in a library's own registry and then in mmengine's root, the only
+    place that mmdet, mmseg and mmpretrain share.
+    """
+    MODELS.register_module(module=cls)
+    MMENGINE_MODELS.register_module(module=cls)
+    return cls
