@@ -1,0 +1,289 @@
+"""The operators as PyTorch sees them: ``torch.library`` ops over exchangeable backends.
+
+Two ops, each with its backward as an op of its own, carry every linear operator:
+
+- ``mala_mm::attention``: ``q, k, v`` of shape (B, heads, N, d), any strides, to the attention;
+- ``mala_mm::gated_attention``: the packed projection ``qkvo`` (B, 4C, H, W) and the local-position
+  map ``lepe`` (B, C, H, W) to ``(attention + lepe) * o``, with one packed gradient back.
+
+A backend is a module with three functions. It computes; what is allocated, in which layout, is
+decided here::
+
+    why_not(q) -> str | None
+        Why this backend cannot take inputs like ``q`` (B, heads, N, d): the requirement and the
+        value received. None if it can. Must not look at B, heads or N (they may be symbolic).
+    forward(problem, q, k, v, out, states, lepe=None, gate=None) -> None
+        Fills ``out`` (B, heads, N, d), dtype of q, and ``states`` (see ``state_rows``), float32.
+        With ``lepe`` and ``gate`` (both or neither) ``out = (attention + lepe) * gate``.
+    backward(problem, grad, q, k, v, states, dq, dk, dv,
+             lepe=None, gate=None, dlepe=None, dgate=None) -> None
+        Fills the gradients from that of ``out``. ``states`` are those of the forward, read only.
+
+All tensors but ``states`` are (B, heads, N, d) views with arbitrary, mutually different strides;
+the memory of the outputs is not initialised.
+"""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from types import ModuleType
+
+import torch
+from torch import Tensor
+
+KINDS = ('mala', 'rala', 'linear')
+
+
+@dataclass(frozen=True)
+class Problem:
+    r"""One operator, as backends see it. All kinds are one formula.
+
+    .. math::
+        y_i = a_i\, (R_i\phi(q_i))\, KV - b_i\, \bar v,\quad
+        KV = \sum_j w_j (R_j\phi(k_j))^T v_j,\quad \bar k = \sum_j w_j \phi(k_j),\quad
+        z_i = \phi(q_i) \cdot \bar k
+
+    ======  =======================================  ====================  =====
+    kind    ``w_j``                                  ``a_i``               ``b_i``
+    ======  =======================================  ====================  =====
+    mala    ``coefficient``                          ``1 + 1/(z_i + eps)``  ``z_i``
+    rala    ``softmax_j(scale * g . phi(k_j))``      ``1/(z_i + eps)``      0
+    linear  1                                        ``1/(z_i + eps)``      0
+    ======  =======================================  ====================  =====
+
+    with ``phi(x) = elu(x) + 1``, ``vbar = mean_j v_j``, ``g = mean_i phi(q_i)`` and ``R`` the
+    rotary embedding (identity unless ``rotary``).
+
+    Attributes:
+        kind (str): ``'mala'``, ``'rala'`` or ``'linear'``.
+        form (str): ``'published'`` or ``'paper'``; matters to MALA alone.
+        height (int): Rows H of the feature map.
+        width (int): Columns W; N = H * W tokens in row order.
+        scale (float): Resolved scale, never None.
+        eps (float): Added to ``z``.
+        rotary (bool): Whether ``R`` turns.
+    """
+
+    kind: str
+    form: str
+    height: int
+    width: int
+    scale: float
+    eps: float
+    rotary: bool
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Height and width."""
+        return self.height, self.width
+
+    @property
+    def num_tokens(self) -> int:
+        """``N = H * W``."""
+        return self.height * self.width
+
+    @property
+    def coefficient(self) -> float:
+        """The constant weight ``w`` of every key (MALA and linear)."""
+        if self.kind != 'mala':
+            return 1.0
+        return self.scale / self.num_tokens if self.form == 'published' else self.scale
+
+
+def state_rows(kind: str, head_dim: int) -> int:
+    """Rows of the float32 states (B, heads, rows, d) that the forward keeps for the backward.
+
+    Rows 0..d-1 hold ``KV``, row d ``kbar``, row d+1 ``vbar``; RALA adds row d+2, ``g``, and row
+    d+3, whose first element is ``logsumexp_j(scale * g . phi(k_j))``. All weights and coefficients
+    are folded in (see :class:`Problem`).
+    """
+    return head_dim + (4 if kind == 'rala' else 2)
+
+
+def default_scale(kind: str, form: str, head_dim: int) -> float:
+    """The scale that stands where a caller gives None."""
+    return 1.0 if kind == 'linear' or (kind == 'mala' and form == 'paper') else head_dim**-0.5
+
+
+def backend_module(name: str) -> ModuleType:
+    """The module of a backend, imported when first needed."""
+    return importlib.import_module(f'{__package__}.{name}')
+
+
+def split_heads(x: Tensor, num_heads: int) -> Tensor:
+    """A map (B, C, H, W) as (B, heads, N, d), a view wherever the strides of H and W allow."""
+    return x.flatten(2).unflatten(1, (num_heads, -1)).transpose(2, 3)
+
+
+def empty_tokens(x: Tensor) -> Tensor:
+    """Fresh memory for a result like ``x`` (B, heads, N, d), dense in the order of x's strides."""
+    batch, heads, tokens, head_dim = x.shape
+    if x.stride(2) == 1 and x.stride(3) != 1:  # channel-first: tokens are adjacent
+        return x.new_empty(batch, heads, head_dim, tokens).transpose(2, 3)
+    if x.stride(1) < x.stride(2):  # token-major: the heads of one token are adjacent
+        return x.new_empty(batch, tokens, heads, head_dim).transpose(1, 2)
+    return x.new_empty(batch, heads, tokens, head_dim)
+
+
+def empty_map(x: Tensor, channels: int) -> Tensor:
+    """Fresh memory for a map of ``channels`` channels in the memory format of ``x``."""
+    batch, _, height, width = x.shape
+    if x.stride(1) == 1 and x.stride(3) != 1:
+        return x.new_empty(batch, height, width, channels).permute(0, 3, 1, 2)
+    return x.new_empty(batch, channels, height, width)
+
+
+def _empty_states(x: Tensor, batch: int, heads: int, head_dim: int, kind: str) -> Tensor:
+    return x.new_empty(batch, heads, state_rows(kind, head_dim), head_dim, dtype=torch.float32)
+
+
+_SPEC = (
+    'SymInt height, SymInt width, str kind, str form, float scale, float eps, bool rotary, '
+    'str backend'
+)
+_OPS = {
+    'attention': f'(Tensor q, Tensor k, Tensor v, {_SPEC}) -> (Tensor, Tensor)',
+    'attention_backward': (
+        f'(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor states, {_SPEC}) '
+        '-> (Tensor, Tensor, Tensor)'
+    ),
+    'gated_attention': f'(Tensor qkvo, Tensor lepe, SymInt heads, {_SPEC}) -> (Tensor, Tensor)',
+    'gated_attention_backward': (
+        f'(Tensor grad, Tensor qkvo, Tensor lepe, Tensor states, SymInt heads, {_SPEC}) '
+        '-> (Tensor, Tensor)'
+    ),
+}
+for _name, _schema in _OPS.items():
+    torch.library.define(f'mala_mm::{_name}', _schema)
+
+
+# Each op is an allocation, which alone is what the fake implementation does, and a computation.
+
+
+def _allocate_attention(q, k, v, height, width, kind, *_):
+    batch, heads, _, head_dim = q.shape
+    return empty_tokens(q), _empty_states(q, batch, heads, head_dim, kind)
+
+
+def _allocate_attention_backward(grad, q, k, v, *_):
+    return empty_tokens(q), empty_tokens(k), empty_tokens(v)
+
+
+def _allocate_gated(qkvo, lepe, heads, height, width, kind, *_):
+    batch, channels = lepe.shape[:2]
+    out = empty_map(qkvo, channels)
+    return out, _empty_states(qkvo, batch, heads, channels // heads, kind)
+
+
+def _allocate_gated_backward(grad, qkvo, lepe, *_):
+    return empty_map(qkvo, qkvo.shape[1]), empty_map(lepe, lepe.shape[1])
+
+
+def _attention(q, k, v, *spec):
+    out, states = _allocate_attention(q, k, v, *spec)
+    *problem, backend = spec
+    backend_module(backend).forward(_problem(problem), q, k, v, out, states)
+    return out, states
+
+
+def _attention_backward(grad, q, k, v, states, *spec):
+    grads = _allocate_attention_backward(grad, q, k, v)
+    *problem, backend = spec
+    backend_module(backend).backward(_problem(problem), grad, q, k, v, states, *grads)
+    return grads
+
+
+def _gated_attention(qkvo, lepe, heads, *spec):
+    out, states = _allocate_gated(qkvo, lepe, heads, *spec)
+    *problem, backend = spec
+    q, k, v, gate = (split_heads(x, heads) for x in qkvo.chunk(4, 1))
+    backend_module(backend).forward(
+        _problem(problem),
+        q,
+        k,
+        v,
+        split_heads(out, heads),
+        states,
+        split_heads(lepe, heads),
+        gate,
+    )
+    return out, states
+
+
+def _gated_attention_backward(grad, qkvo, lepe, states, heads, *spec):
+    packed, dlepe = _allocate_gated_backward(grad, qkvo, lepe)
+    *problem, backend = spec
+    q, k, v, gate = (split_heads(x, heads) for x in qkvo.chunk(4, 1))
+    dq, dk, dv, dgate = (split_heads(x, heads) for x in packed.chunk(4, 1))
+    backend_module(backend).backward(
+        _problem(problem),
+        split_heads(grad, heads),
+        q,
+        k,
+        v,
+        states,
+        dq,
+        dk,
+        dv,
+        split_heads(lepe, heads),
+        gate,
+        split_heads(dlepe, heads),
+        dgate,
+    )
+    return packed, dlepe
+
+
+def _problem(spec) -> Problem:
+    height, width, kind, form, scale, eps, rotary = spec
+    return Problem(kind, form, height, width, scale, eps, rotary)
+
+
+for _name, _compute, _allocate in (
+    ('attention', _attention, _allocate_attention),
+    ('attention_backward', _attention_backward, _allocate_attention_backward),
+    ('gated_attention', _gated_attention, _allocate_gated),
+    ('gated_attention_backward', _gated_attention_backward, _allocate_gated_backward),
+):
+    torch.library.impl(f'mala_mm::{_name}', 'default', _compute)
+    torch.library.register_fake(f'mala_mm::{_name}', _allocate)
+
+
+# Autograd. Only the inputs and the small states are kept.
+
+
+def _setup(num_tensors):
+    def setup_context(ctx, inputs, output):
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*inputs[:num_tensors], output[1])
+        ctx.spec = inputs[num_tensors:]
+
+    return setup_context
+
+
+def _differentiate(ctx, grad, _):
+    if grad is None:
+        return (None,) * (3 + len(ctx.spec))
+    grads = torch.ops.mala_mm.attention_backward(grad, *ctx.saved_tensors, *ctx.spec)
+    return *grads, *(None for _ in ctx.spec)
+
+
+def _differentiate_gated(ctx, grad, _):
+    if grad is None:
+        return (None,) * (2 + len(ctx.spec))
+    grads = torch.ops.mala_mm.gated_attention_backward(grad, *ctx.saved_tensors, *ctx.spec)
+    return *grads, *(None for _ in ctx.spec)
+
+
+def _refuse_second_derivative(ctx, *grads):
+    raise RuntimeError(
+        'the fused attention operators have no second derivative: '
+        "pass backend='reference' to differentiate twice"
+    )
+
+
+_register = torch.library.register_autograd
+_register('mala_mm::attention', _differentiate, setup_context=_setup(3))
+_register('mala_mm::gated_attention', _differentiate_gated, setup_context=_setup(2))
+_register('mala_mm::attention_backward', _refuse_second_derivative)
+_register('mala_mm::gated_attention_backward', _refuse_second_derivative)
