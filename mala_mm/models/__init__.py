@@ -1,5 +1,5 @@
 """Backbones, their layers and heads."""
 
-from .backbones import MAViT, RAVLT
+from .backbones import RAVLT, MAViT
 
 __all__ = ['MAViT', 'RAVLT']

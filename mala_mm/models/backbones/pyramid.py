@@ -127,7 +127,8 @@ class AttentionPyramid(BaseModule):
         self.norm_eval = norm_eval
         if drop_path_rate is None:
             drop_path_rate = arch['drop_path_rate']
-        drop_path_rates = torch.linspace(0, drop_path_rate, sum(self.depths)).tolist()
+        last_block = max(sum(self.depths) - 1, 1)
+        drop_path_rates = [drop_path_rate * i / last_block for i in range(sum(self.depths))]
 
         self.stem = ConvStem(in_channels, self.embed_dims[0], norm_cfg)
         self.downsamples = ModuleList()

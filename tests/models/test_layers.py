@@ -1,0 +1,91 @@
+import pytest
+import torch
+import torch.nn.functional as F
+
+from mala_mm.models.layers import ATTENTION_TYPES, AttentionMixer, ConvFFN, ConvStem, LayerNorm2d
+from mala_mm.ops import mala_attention
+
+
+def test_layer_norm_normalises_over_channels_and_keeps_the_layout():
+    x = torch.randn(2, 6, 3, 5).contiguous(memory_format=torch.channels_last)
+    norm = LayerNorm2d(6)
+    torch.nn.init.normal_(norm.weight)
+    torch.nn.init.normal_(norm.bias)
+    mean = x.mean(1, keepdim=True)
+    var = x.var(1, unbiased=False, keepdim=True)
+    expected = (x - mean) / (var + 1e-6).sqrt()
+    expected = expected * norm.weight[:, None, None] + norm.bias[:, None, None]
+    y = norm(x)
+    torch.testing.assert_close(y, expected)
+    assert y.is_contiguous(memory_format=torch.channels_last)
+    torch.testing.assert_close(norm(x.contiguous()), expected)
+
+
+def test_stem_has_stride_four_and_ends_in_a_norm():
+    stem = ConvStem(3, 16, dict(type='BN'))
+    assert stem(torch.randn(2, 3, 37, 64)).shape == (2, 16, 10, 16)
+    assert isinstance(stem[-1], torch.nn.BatchNorm2d)
+    assert all(conv.bias is not None for conv in stem if isinstance(conv, torch.nn.Conv2d))
+
+
+def test_ffn_adds_its_depthwise_convolution_to_the_hidden_features():
+    ffn = ConvFFN(4, 14)
+    x = torch.randn(1, 4, 3, 3)
+    hidden = F.gelu(ffn.fc1(x))
+    torch.testing.assert_close(ffn(x), ffn.fc2(hidden + ffn.dwconv(hidden)))
+
+
+@pytest.mark.parametrize('memory_format', [torch.contiguous_format, torch.channels_last])
+def test_mixer_follows_its_definition(memory_format):
+    """Heads are consecutive channel groups; tokens are taken row by row."""
+    mixer = AttentionMixer(16, num_heads=2, attn_type='mala').double()
+    x = torch.randn(2, 16, 3, 5, dtype=torch.float64).contiguous(memory_format=memory_format)
+    q, k, v, o = mixer.qkvo(x).split(16, dim=1)
+
+    def heads(t):
+        return torch.stack([t[:, :8], t[:, 8:]], 1).reshape(2, 2, 8, 15).transpose(2, 3)
+
+    y = mala_attention(heads(q), heads(k), heads(v), size=(3, 5), backend='reference')
+    y = torch.cat([y[:, 0], y[:, 1]], -1).transpose(1, 2).reshape(2, 16, 3, 5)
+    expected = mixer.proj((y + mixer.lepe(v)) * o)
+    torch.testing.assert_close(mixer(x), expected)
+
+
+@pytest.mark.parametrize('attn_type', ATTENTION_TYPES)
+def test_mixer_gradients_agree_with_finite_differences(attn_type):
+    torch.manual_seed(0)
+    mixer = AttentionMixer(8, num_heads=2, attn_type=attn_type).double()
+    x = torch.randn(1, 8, 2, 3, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(mixer, x)
+
+
+def test_operators_of_a_mixer_differ():
+    x = torch.randn(1, 16, 4, 4)
+    torch.manual_seed(0)
+    mixer = AttentionMixer(16, 2)
+    outputs = []
+    for attn_type in ATTENTION_TYPES:
+        other = AttentionMixer(16, 2, attn_type)
+        other.load_state_dict(mixer.state_dict())
+        outputs.append(other(x))
+    for i in range(len(outputs)):
+        for j in range(i):
+            assert not torch.allclose(outputs[i], outputs[j], rtol=1e-3)
+
+
+def test_attn_cfg_reaches_the_operator():
+    x = torch.randn(1, 16, 4, 4)
+    torch.manual_seed(0)
+    mixer = AttentionMixer(16, 2)
+    other = AttentionMixer(16, 2, attn_cfg=dict(rotary=False))
+    other.load_state_dict(mixer.state_dict())
+    assert not torch.allclose(mixer(x), other(x))
+
+
+def test_bad_arguments_are_named():
+    with pytest.raises(ValueError, match=r"'softmax'.*got 'sofmax'"):
+        AttentionMixer(16, 2, 'sofmax')
+    with pytest.raises(ValueError, match='embed_dims=16, num_heads=3'):
+        AttentionMixer(16, 3)
+    with pytest.raises(ValueError, match='embed_dims=12, num_heads=2'):
+        AttentionMixer(12, 2)
