@@ -173,6 +173,7 @@ class _Painter:
         boats = any(name == 'boat' for name, *_ in self.cast)
         wet = boats and rng.random() < 0.85
         self.back: Backdrop = backdrop(rng, (self.height, self.width), wet)
+        self.water = self.back.labels == STUFF_CLASSES.index('water')
         self.owner = np.zeros((self.height, self.width), np.int32)  # entry that shows, 0 backdrop
         self.entries: list[tuple[Instance | None, int]] = []  # what was drawn, its full area
 
@@ -250,7 +251,7 @@ class _Painter:
         overlap = bool(rng.random() < config.overlap)
         cut = rng.random() < config.truncation
         least = max(0.6 * (patch[..., 3] >= 0.5).sum(), MIN_AREA)
-        for attempt in range(24):
+        for attempt in range(40):
             spot = self._spot(name, size, patch.shape, floats, cut, attempt)
             part = spot and self._clip(patch, *spot)
             if not part or (part[0][..., 3] >= 0.5).sum() < least or self._hides(*part, overlap):
@@ -272,15 +273,13 @@ class _Painter:
         low, high = np.log(self.config.object_size)
         near = (np.log(size / self.short) - low) / max(high - low, 1e-6)  # large is near
         near += max(0.0, h / size - 1) * 0.5  # a crowd takes room
-        near = float(np.clip(rng.normal(near, 0.2 + 0.05 * attempt), 0, 1))
+        near = float(np.clip(rng.normal(near, 0.2 + 0.03 * attempt), 0, 1))
         ground = self.height - self.back.horizon
         base = self.back.horizon + (0.10 + 0.88 * near) * ground + (0.3 * h * near if cut else 0)
-        if attempt < 20:
-            row = int(np.clip(base, 0, self.height - 1))
-            column = int(np.clip(x + w / 2, 0, self.width - 1))
-            wet = STUFF_CLASSES[self.back.labels[row, column]] == 'water'
-            if wet != (rng.random() < KINDS[name].water):
-                return None
+        row = int(np.clip(base, 0, self.height - 1))
+        column = int(np.clip(x + w / 2, 0, self.width - 1))
+        if self.water[row, column] != (rng.random() < KINDS[name].water * self.water.any()):
+            return None
         return x, int(base) - h
 
     def _clip(self, patch: np.ndarray, x: int, y: int):
