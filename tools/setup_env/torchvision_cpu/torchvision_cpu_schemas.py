@@ -8,7 +8,7 @@ the import succeed: transforms, models and everything else that is written in
 Python then work. ``torchvision.ops.nms`` and ``torchvision.io.read_image``
 still do not; use ``mmcv.ops.nms`` and ``mmcv.imread``.
 
-``tools/setup_env.py`` installs this package only where importing torchvision
+``tools/setup_env`` installs this package only where importing torchvision
 fails in that way. When a matching torchvision takes the place of the CUDA
 build later, ``declare`` does nothing: a second declaration would be an error.
 """
