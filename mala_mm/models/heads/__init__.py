@@ -1,0 +1,3 @@
+from .projection import ProjectionNeck
+
+__all__ = ['ProjectionNeck']

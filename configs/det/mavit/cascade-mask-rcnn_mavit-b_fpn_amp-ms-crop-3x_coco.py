@@ -1,0 +1,9 @@
+# MALA paper, table 3: box AP 55.5, mask AP 48.0 on COCO val2017, 105 M parameters, 851 GFLOPs; not measured here.
+# Total batch 16 (8 GPUs x 2), assumed; lr 4e-4 from the released MAViT configs, which do not name the number of GPUs.
+# bash tools/dist_train.sh configs/det/mavit/cascade-mask-rcnn_mavit-b_fpn_amp-ms-crop-3x_coco.py 8 --cfg-options model.backbone.init_cfg.type=Pretrained model.backbone.init_cfg.checkpoint=CLASSIFIER
+_base_ = [
+    '../_base_/cascade-mask-rcnn_fpn_amp-ms-crop-3x_coco.py',
+    '../../_base_/backbones/mavit-b.py',
+]
+model = dict(backbone=_base_.backbone, neck=dict(in_channels=_base_.stage_channels))
+optim_wrapper = dict(optimizer=dict(lr=4e-4))

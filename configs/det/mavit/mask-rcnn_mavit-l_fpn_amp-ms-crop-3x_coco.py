@@ -1,0 +1,6 @@
+# MALA paper, table 3: box AP 53.6, mask AP 47.2 on COCO val2017, 114 M parameters, 501 GFLOPs; not measured here.
+# Total batch 16 (8 GPUs x 2), assumed; lr 2e-4 from the released MAViT configs, which do not name the number of GPUs.
+# bash tools/dist_train.sh configs/det/mavit/mask-rcnn_mavit-l_fpn_amp-ms-crop-3x_coco.py 8 --cfg-options model.backbone.init_cfg.type=Pretrained model.backbone.init_cfg.checkpoint=CLASSIFIER
+_base_ = ['../_base_/mask-rcnn_fpn_amp-ms-crop-3x_coco.py', '../../_base_/backbones/mavit-l.py']
+model = dict(backbone=_base_.backbone, neck=dict(in_channels=_base_.stage_channels))
+optim_wrapper = dict(optimizer=dict(lr=2e-4))

@@ -1,0 +1,8 @@
+# RALA paper, table 5: box AP 55.6, mask AP 48.0 on COCO val2017, 152 M parameters, 979 GFLOPs; not measured here.
+# Total batch 16 (8 GPUs x 2), assumed; lr 1e-4 from the RALA paper.
+# bash tools/dist_train.sh configs/det/ravlt/cascade-mask-rcnn_ravlt-l_fpn_amp-ms-crop-3x_coco.py 8 --cfg-options model.backbone.init_cfg.type=Pretrained model.backbone.init_cfg.checkpoint=CLASSIFIER
+_base_ = [
+    '../_base_/cascade-mask-rcnn_fpn_amp-ms-crop-3x_coco.py',
+    '../../_base_/backbones/ravlt-l.py',
+]
+model = dict(backbone=_base_.backbone, neck=dict(in_channels=_base_.stage_channels))

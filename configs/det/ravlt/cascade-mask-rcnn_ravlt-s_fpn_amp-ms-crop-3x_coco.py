@@ -1,0 +1,8 @@
+# RALA paper, table 5: box AP 54.2, mask AP 46.8 on COCO val2017, 82 M parameters, 741 GFLOPs; not measured here.
+# Total batch 16 (8 GPUs x 2), assumed; lr 1e-4 from the RALA paper.
+# bash tools/dist_train.sh configs/det/ravlt/cascade-mask-rcnn_ravlt-s_fpn_amp-ms-crop-3x_coco.py 8 --cfg-options model.backbone.init_cfg.type=Pretrained model.backbone.init_cfg.checkpoint=CLASSIFIER
+_base_ = [
+    '../_base_/cascade-mask-rcnn_fpn_amp-ms-crop-3x_coco.py',
+    '../../_base_/backbones/ravlt-s.py',
+]
+model = dict(backbone=_base_.backbone, neck=dict(in_channels=_base_.stage_channels))

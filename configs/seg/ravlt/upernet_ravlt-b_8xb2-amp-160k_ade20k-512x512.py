@@ -1,0 +1,9 @@
+# RALA paper, table 7: mIoU 52.5 on ADE20K val, single scale, 77 M parameters, 1050 GFLOPs; not measured here.
+# Total batch 16 (8 GPUs x 2), assumed; lr 6e-5 of Swin's recipe.
+# bash tools/dist_train.sh configs/seg/ravlt/upernet_ravlt-b_8xb2-amp-160k_ade20k-512x512.py 8 --cfg-options model.backbone.init_cfg.type=Pretrained model.backbone.init_cfg.checkpoint=CLASSIFIER
+_base_ = ['../_base_/upernet_8xb2-amp-160k_ade20k-512x512.py', '../../_base_/backbones/ravlt-b.py']
+model = dict(
+    backbone=_base_.backbone,
+    decode_head=dict(in_channels=_base_.stage_channels),
+    auxiliary_head=dict(in_channels=_base_.stage_channels[2]),
+)
