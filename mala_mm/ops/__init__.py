@@ -3,6 +3,8 @@
 from .dispatch import (
     BACKENDS,
     MALA_FORMS,
+    choose_backend,
+    gated_attention,
     linear_attention,
     mala_attention,
     rala_attention,
@@ -14,6 +16,8 @@ __all__ = [
     'BACKENDS',
     'MALA_FORMS',
     'apply_rotary',
+    'choose_backend',
+    'gated_attention',
     'linear_attention',
     'mala_attention',
     'rala_attention',

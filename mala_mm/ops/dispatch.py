@@ -5,10 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from . import reference
+from . import library, reference
 
-BACKENDS = ('auto', 'reference')
+BACKENDS = ('auto', 'reference', 'cpu', 'triton')
 MALA_FORMS = ('published', 'paper')
+_OF_DEVICE = {'cuda': 'triton'}
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor, size: tuple[int, int], backend: str) -> None:
@@ -27,9 +28,7 @@ def _check(q: Tensor, k: Tensor, v: Tensor, size: tuple[int, int], backend: str)
             f'q, k and v must lie on one device, got {q.device}, {k.device} and {v.device}'
         )
     if len({q.dtype, k.dtype, v.dtype}) > 1:
-        raise ValueError(
-            f'q, k and v must have one dtype, got {q.dtype}, {k.dtype} and {v.dtype}'
-        )
+        raise ValueError(f'q, k and v must have one dtype, got {q.dtype}, {k.dtype} and {v.dtype}')
     if not q.dtype.is_floating_point:
         raise TypeError(f'q, k and v must be floating point, got {q.dtype}')
     height, width = size
@@ -41,12 +40,78 @@ def _check(q: Tensor, k: Tensor, v: Tensor, size: tuple[int, int], backend: str)
         raise ValueError(f'the head width d must be divisible by 4, got {q.shape[3]}')
 
 
-def _compute(function, q: Tensor, k: Tensor, v: Tensor, *args, **kwargs) -> Tensor:
+def _check_form(form: str) -> None:
+    if form not in MALA_FORMS:
+        raise ValueError(f'form must be one of {MALA_FORMS}, got {form!r}')
+
+
+def choose_backend(name: str, q: Tensor) -> str:
+    """The backend that computes inputs like ``q`` (B, heads, N, d) where ``name`` was asked for.
+
+    ``'auto'`` is Triton on a CUDA device, the CPU backend on the CPU, and the reference wherever
+    these cannot run: float64, other head widths, under ``torch.func`` and forward-mode
+    differentiation, and in ``torch.export`` (an exported program, ONNX too, is made of PyTorch's
+    own operators and runs without this package).
+
+    Args:
+        name (str): ``'auto'`` or a backend's name.
+        q (Tensor): Stands for all inputs.
+
+    Returns:
+        str: ``'reference'``, ``'cpu'`` or ``'triton'``.
+
+    Raises:
+        ValueError: If the named backend cannot take such inputs; names the requirement and the
+            value received.
+    """
+    if name == 'reference':
+        return name
+    if name != 'auto':
+        reason = library.backend_module(name).why_not(q)
+        if reason is not None:
+            raise ValueError(f'backend {name!r} {reason}')
+        return name
+    name = _OF_DEVICE.get(q.device.type)
+    if name is None or torch.compiler.is_exporting() or _transformed():
+        return 'reference'
+    return name if library.backend_module(name).why_not(q) is None else 'reference'
+
+
+def _transformed() -> bool:
+    """Whether a function transform is at work that a fused operator has no rule for."""
+    if torch.compiler.is_compiling():  # it resolves transforms before it sees an operator
+        return False
+    return (
+        torch._C._functorch.peek_interpreter_stack() is not None
+        or torch.autograd.forward_ad._current_level >= 0
+    )
+
+
+def _attend(kind, q, k, v, size, scale, eps, rotary, backend, form='published') -> Tensor:
+    _check(q, k, v, size, backend)
+    if scale is None:
+        scale = library.default_scale(kind, form, q.shape[-1])
+    backend = choose_backend(backend, q)
+    if backend == 'reference':
+        return _reference(kind, q, k, v, size, scale, eps, rotary, form)
+    return torch.ops.mala_mm.attention(
+        q, k, v, *size, kind, form, float(scale), float(eps), bool(rotary), backend
+    )[0]
+
+
+def _reference(kind, q, k, v, size, scale, eps, rotary, form) -> Tensor:
     """Sums over the tokens are held in float32 at least, whatever the input type."""
-    if q.dtype in (torch.float16, torch.bfloat16):
-        with torch.autocast(q.device.type, enabled=False):
-            return function(q.float(), k.float(), v.float(), *args, **kwargs).to(q.dtype)
-    return function(q, k, v, *args, **kwargs)
+    dtype = q.dtype
+    if dtype in (torch.float16, torch.bfloat16):
+        q, k, v = q.float(), k.float(), v.float()
+    with torch.autocast(q.device.type, enabled=False):
+        if kind == 'mala':
+            out = reference.mala(q, k, v, size, scale, eps, rotary, form)
+        elif kind == 'rala':
+            out = reference.rala(q, k, v, size, scale, eps, rotary)
+        else:
+            out = reference.linear(q, k, v, size, eps, rotary)
+    return out.to(dtype)
 
 
 def mala_attention(
@@ -89,10 +154,8 @@ def mala_attention(
         ValueError: If shapes, dtypes or devices differ, ``H * W != N``, ``d % 4 != 0``, or
             ``backend`` or ``form`` is unknown.
     """
-    _check(q, k, v, size, backend)
-    if form not in MALA_FORMS:
-        raise ValueError(f'form must be one of {MALA_FORMS}, got {form!r}')
-    return _compute(reference.mala, q, k, v, size, scale, eps, rotary, form)
+    _check_form(form)
+    return _attend('mala', q, k, v, size, scale, eps, rotary, backend, form)
 
 
 def rala_attention(
@@ -116,8 +179,7 @@ def rala_attention(
     Arguments, returned value and errors as in :func:`mala_attention`; ``scale`` (``s``, default
     ``d ** -0.5``) is that of the softmax which weighs the keys.
     """
-    _check(q, k, v, size, backend)
-    return _compute(reference.rala, q, k, v, size, scale, eps, rotary)
+    return _attend('rala', q, k, v, size, scale, eps, rotary, backend)
 
 
 def linear_attention(
@@ -140,8 +202,79 @@ def linear_attention(
     Arguments, returned value and errors as in :func:`mala_attention`. ``scale`` stands in the
     signature so that all operators can be exchanged; the ratio does not depend on it.
     """
-    _check(q, k, v, size, backend)
-    return _compute(reference.linear, q, k, v, size, eps, rotary)
+    return _attend('linear', q, k, v, size, scale, eps, rotary, backend)
+
+
+def gated_attention(
+    qkvo: Tensor,
+    lepe: Tensor,
+    num_heads: int,
+    *,
+    kind: str = 'mala',
+    scale: float | None = None,
+    eps: float = 1e-6,
+    rotary: bool = True,
+    backend: str = 'auto',
+    form: str = 'published',
+) -> Tensor:
+    """Linear attention between two 1x1 convolutions: ``(attention(q, k, v) + lepe) * o``.
+
+    One pass reads the packed projection where it lies, and one packed gradient comes back: nothing
+    is split, transposed or concatenated in memory.
+
+    Args:
+        qkvo (Tensor): Projection of shape (B, 4C, H, W), channels in the order q, k, v, o, in any
+            memory format. A head is a group of ``C / num_heads`` consecutive channels.
+        lepe (Tensor): Local position, shape (B, C, H, W), dtype and device of ``qkvo``.
+        num_heads (int): Number of heads.
+        kind (str): ``'mala'``, ``'rala'`` or ``'linear'``.
+        scale (float, optional): As in the operator of that kind.
+        eps (float): As in :func:`mala_attention`.
+        rotary (bool): As in :func:`mala_attention`.
+        backend (str): As in :func:`mala_attention`.
+        form (str): Form of MALA, as in :func:`mala_attention`.
+
+    Returns:
+        Tensor: Shape (B, C, H, W), dtype and memory format of ``qkvo``.
+
+    Raises:
+        TypeError: If an input is no floating-point tensor.
+        ValueError: If shapes, dtypes or devices do not fit each other, or a name is unknown.
+    """
+    _check_form(form)
+    if kind not in library.KINDS:
+        raise ValueError(f'kind must be one of {library.KINDS}, got {kind!r}')
+    for name, x in (('qkvo', qkvo), ('lepe', lepe)):
+        if not isinstance(x, Tensor):
+            raise TypeError(f'{name} must be a Tensor, got {type(x).__name__}')
+    if qkvo.dim() != 4 or qkvo.shape[1] % 4:
+        raise ValueError(f'qkvo must have shape (B, 4C, H, W), got {tuple(qkvo.shape)}')
+    batch, channels, height, width = qkvo.shape
+    channels //= 4
+    if lepe.shape != (batch, channels, height, width):
+        raise ValueError(
+            f'lepe must have shape (B, C, H, W) = {(batch, channels, height, width)}, '
+            f'got {tuple(lepe.shape)}'
+        )
+    if lepe.dtype != qkvo.dtype or lepe.device != qkvo.device:
+        raise ValueError(
+            f'lepe must have the dtype and device of qkvo, {qkvo.dtype} on {qkvo.device}, '
+            f'got {lepe.dtype} on {lepe.device}'
+        )
+    if num_heads < 1 or channels % num_heads:
+        raise ValueError(f'num_heads must divide C = {channels}, got {num_heads}')
+    q, k, v, gate = (library.split_heads(x, num_heads) for x in qkvo.chunk(4, 1))
+    _check(q, k, v, (height, width), backend)
+    if scale is None:
+        scale = library.default_scale(kind, form, q.shape[-1])
+    backend = choose_backend(backend, q)
+    if backend == 'reference':
+        y = _reference(kind, q, k, v, (height, width), scale, eps, rotary, form)
+        y = (y + library.split_heads(lepe, num_heads)) * gate
+        return y.transpose(2, 3).reshape(batch, channels, height, width)
+    return torch.ops.mala_mm.gated_attention(
+        qkvo, lepe, num_heads, kind, form, float(scale), float(eps), bool(rotary), backend
+    )[0]
 
 
 def softmax_attention(
@@ -163,5 +296,5 @@ def softmax_attention(
     ``d ** -0.5``; ``eps`` stands in the signature so that all operators can be exchanged.
     """
     _check(q, k, v, size, backend)
-    # Both backends are PyTorch's fused attention, which keeps its sums in float32 by itself.
+    # Every backend is PyTorch's fused attention, which keeps its sums in float32 by itself.
     return reference.softmax(q, k, v, size, scale, rotary)

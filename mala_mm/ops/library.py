@@ -138,14 +138,12 @@ def _empty_states(x: Tensor, batch: int, heads: int, head_dim: int, kind: str) -
     return x.new_empty(batch, heads, state_rows(kind, head_dim), head_dim, dtype=torch.float32)
 
 
-_SPEC = (
-    'SymInt height, SymInt width, str kind, str form, float scale, float eps, bool rotary, '
-    'str backend'
-)
+_SIZE = 'SymInt height, SymInt width'
+_SPEC = 'str kind, str form, float scale, float eps, bool rotary, str backend'
 _OPS = {
-    'attention': f'(Tensor q, Tensor k, Tensor v, {_SPEC}) -> (Tensor, Tensor)',
+    'attention': f'(Tensor q, Tensor k, Tensor v, {_SIZE}, {_SPEC}) -> (Tensor, Tensor)',
     'attention_backward': (
-        f'(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor states, {_SPEC}) '
+        f'(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor states, {_SIZE}, {_SPEC}) '
         '-> (Tensor, Tensor, Tensor)'
     ),
     'gated_attention': f'(Tensor qkvo, Tensor lepe, SymInt heads, {_SPEC}) -> (Tensor, Tensor)',
@@ -170,7 +168,7 @@ def _allocate_attention_backward(grad, q, k, v, *_):
     return empty_tokens(q), empty_tokens(k), empty_tokens(v)
 
 
-def _allocate_gated(qkvo, lepe, heads, height, width, kind, *_):
+def _allocate_gated(qkvo, lepe, heads, kind, *_):
     batch, channels = lepe.shape[:2]
     out = empty_map(qkvo, channels)
     return out, _empty_states(qkvo, batch, heads, channels // heads, kind)
@@ -196,7 +194,7 @@ def _attention_backward(grad, q, k, v, states, *spec):
 
 def _gated_attention(qkvo, lepe, heads, *spec):
     out, states = _allocate_gated(qkvo, lepe, heads, *spec)
-    *problem, backend = spec
+    *problem, backend = *qkvo.shape[2:], *spec
     q, k, v, gate = (split_heads(x, heads) for x in qkvo.chunk(4, 1))
     backend_module(backend).forward(
         _problem(problem),
@@ -213,7 +211,7 @@ def _gated_attention(qkvo, lepe, heads, *spec):
 
 def _gated_attention_backward(grad, qkvo, lepe, states, heads, *spec):
     packed, dlepe = _allocate_gated_backward(grad, qkvo, lepe)
-    *problem, backend = spec
+    *problem, backend = *qkvo.shape[2:], *spec
     q, k, v, gate = (split_heads(x, heads) for x in qkvo.chunk(4, 1))
     dq, dk, dv, dgate = (split_heads(x, heads) for x in packed.chunk(4, 1))
     backend_module(backend).backward(

@@ -37,7 +37,8 @@ def mala(
     """Magnitude-aware linear attention (MALA paper, eq. 8-14).
 
     ``attn_ij = beta_i * c * (R_i phi(q_i)) . (R_j phi(k_j)) - gamma_i`` with
-    ``z_i = c * phi(q_i) . sum_m phi(k_m)``, ``beta_i = 1 + 1 / (z_i + eps)``, ``gamma_i = z_i / N``.
+    ``z_i = c * phi(q_i) . sum_m phi(k_m)``, ``beta_i = 1 + 1 / (z_i + eps)`` and
+    ``gamma_i = z_i / N``.
 
     The two forms differ in ``c`` alone. The published models use ``c = scale / N`` with
     ``scale = d ** -0.5``; the paper's equations have ``c = scale = 1``, "phi already carrying the

@@ -68,11 +68,11 @@ def apply_rotary(x: Tensor, size: tuple[int, int]) -> Tensor:
     dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
     height, width = size
     row_cos, row_sin, col_cos, col_sin = rotary_tables(size, x.shape[-1], dtype, x.device)
-    # (H, W, d // 2): the row's pairs, then the column's
     cos, sin = (
-        torch.cat([row[:, None].expand(-1, width, -1), col.expand(height, -1, -1)], -1).flatten(0, 1)
-        for row, col in ((row_cos, col_cos), (row_sin, col_sin))
-    )
+        torch.cat([row[:, None].expand(-1, width, -1), column.expand(height, -1, -1)], -1)
+        for row, column in ((row_cos, col_cos), (row_sin, col_sin))
+    )  # (H, W, d // 2): the row's pairs, then the column's
+    cos, sin = cos.flatten(0, 1), sin.flatten(0, 1)
     even, odd = x.to(dtype).unflatten(-1, (-1, 2)).unbind(-1)  # (B, heads, N, d // 2) each
     turned = torch.stack([even * cos - odd * sin, odd * cos + even * sin], -1)
     return turned.flatten(-2).to(x.dtype)

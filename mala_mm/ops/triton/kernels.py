@@ -1,0 +1,589 @@
+"""The Triton kernels. ``mala_mm/ops/README.md`` derives every line.
+
+Conventions, in all kernels:
+
+- A tile is BLOCK_N tokens by P channels, P being the head width D rounded up to a power of two.
+- Channels that the rotary embedding pairs are held as two tiles, even and odd, (BLOCK_N, P / 2).
+- Everything between a load and a store is float32, but for the operands of a dot (``operand``).
+- A tensor comes as a pointer, four strides and a layout code ``8 * order + log2(unit)``: order 0
+  has adjacent channels, 1 adjacent tokens, 2 neither. Strides (but that of 1) are in multiples of
+  ``unit`` elements, so that the compiler knows how wide a load may be, whatever their values.
+  ``TOKEN_UNIT`` does the same for the number of tokens.
+- Run-time integers never specialise a kernel: a new H x W compiles nothing.
+"""
+
+import os
+
+import triton
+import triton.language as tl
+
+RUNTIME_INTEGERS = [
+    *(f'{x}_{s}' for x in ('q', 'k', 'v', 'y', 'l', 'o', 'g', 'dq', 'dk', 'dv', 'dl', 'do')
+      for s in 'bhnd'),
+    'heads', 'width', 'token_units', 'chunks', 'tiles', 'table_rows', 'rows', 'split', 'stride',
+]  # fmt: skip
+jit = triton.jit(do_not_specialize=RUNTIME_INTEGERS)
+
+# Triton's interpreter cuts off the bits that bfloat16 has not; a device rounds to nearest.
+INTERPRETED = tl.constexpr(os.environ.get('TRITON_INTERPRET') == '1')
+
+
+# --- memory ---------------------------------------------------------------------------------------
+
+
+@triton.jit
+def head_start(x, batch, head, stride_b, stride_h, LAYOUT: tl.constexpr):
+    """Pointer to the first token of one head."""
+    unit: tl.constexpr = 1 << (LAYOUT % 8)
+    return x + (batch * stride_b.to(tl.int64) + head * stride_h.to(tl.int64)) * unit
+
+
+@triton.jit
+def offsets(tokens, channels, stride_n, stride_d, LAYOUT: tl.constexpr):
+    """Offsets of a (tokens, channels) tile, with what is known of their alignment."""
+    unit: tl.constexpr = 1 << (LAYOUT % 8)
+    tokens = tokens.to(tl.int64)[:, None]
+    channels = channels.to(tl.int64)[None, :]
+    if LAYOUT // 8 == 0:
+        return tokens * (stride_n.to(tl.int64) * unit) + channels
+    elif LAYOUT // 8 == 1:
+        return tokens + channels * (stride_d.to(tl.int64) * unit)
+    else:
+        return tokens * stride_n.to(tl.int64) + channels * stride_d.to(tl.int64)
+
+
+@triton.jit
+def load_tile(x, tokens, valid, stride_n, stride_d, LAYOUT: tl.constexpr, D: tl.constexpr,
+              P: tl.constexpr):  # fmt: skip
+    """Tile (BLOCK_N, P) in float32, zero outside."""
+    channels = tl.arange(0, P)
+    mask = valid[:, None] & (channels < D)[None, :]
+    place = offsets(tokens, channels, stride_n, stride_d, LAYOUT)
+    return tl.load(x + place, mask=mask, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def load_pairs(x, tokens, valid, stride_n, stride_d, LAYOUT: tl.constexpr, D: tl.constexpr,
+               P: tl.constexpr):  # fmt: skip
+    """Even and odd channels of a tile, (BLOCK_N, P / 2) each, in float32, zero outside."""
+    if LAYOUT // 8 == 0:  # one wide load, parted within a thread
+        tile = load_tile(x, tokens, valid, stride_n, stride_d, LAYOUT, D, P)
+        return tl.split(tl.reshape(tile, (tile.shape[0], P // 2, 2)))
+    else:  # a channel is a row of memory: each row is loaded once anyway
+        pairs = tl.arange(0, P // 2)
+        mask = valid[:, None] & (pairs < D // 2)[None, :]
+        even = offsets(tokens, 2 * pairs, stride_n, stride_d, LAYOUT)
+        odd = offsets(tokens, 2 * pairs + 1, stride_n, stride_d, LAYOUT)
+        return (
+            tl.load(x + even, mask=mask, other=0.0).to(tl.float32),
+            tl.load(x + odd, mask=mask, other=0.0).to(tl.float32),
+        )
+
+
+@triton.jit
+def cast(x, dtype: tl.constexpr):
+    """To the nearest number of ``dtype``."""
+    if INTERPRETED and dtype == tl.bfloat16:
+        bits = x.to(tl.int32, bitcast=True)
+        bits = (bits + 0x7FFF + ((bits >> 16) & 1)) & -0x10000
+        x = bits.to(tl.float32, bitcast=True)
+    return x.to(dtype)
+
+
+@triton.jit
+def store_tile(x, tile, tokens, valid, stride_n, stride_d, LAYOUT: tl.constexpr, D: tl.constexpr,
+               P: tl.constexpr):  # fmt: skip
+    channels = tl.arange(0, P)
+    mask = valid[:, None] & (channels < D)[None, :]
+    place = offsets(tokens, channels, stride_n, stride_d, LAYOUT)
+    tl.store(x + place, cast(tile, x.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def store_pairs(x, even, odd, tokens, valid, stride_n, stride_d, LAYOUT: tl.constexpr,
+                D: tl.constexpr, P: tl.constexpr):  # fmt: skip
+    if LAYOUT // 8 == 0:
+        store_tile(x, merge(even, odd, P), tokens, valid, stride_n, stride_d, LAYOUT, D, P)
+    else:
+        pairs = tl.arange(0, P // 2)
+        mask = valid[:, None] & (pairs < D // 2)[None, :]
+        place = offsets(tokens, 2 * pairs, stride_n, stride_d, LAYOUT)
+        tl.store(x + place, cast(even, x.dtype.element_ty), mask=mask)
+        place = offsets(tokens, 2 * pairs + 1, stride_n, stride_d, LAYOUT)
+        tl.store(x + place, cast(odd, x.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def merge(even, odd, P: tl.constexpr):
+    """Interleave two tiles (BLOCK_N, P / 2) to one of (BLOCK_N, P)."""
+    return tl.reshape(tl.join(even, odd), (even.shape[0], P))
+
+
+@triton.jit
+def split_vector(x, D: tl.constexpr, P: tl.constexpr):
+    """Even and odd elements of a vector of D float32, zero beyond."""
+    pairs = tl.arange(0, P // 2)
+    even = tl.load(x + 2 * pairs, mask=pairs < D // 2, other=0.0)
+    odd = tl.load(x + 2 * pairs + 1, mask=pairs < D // 2, other=0.0)
+    return even, odd
+
+
+@triton.jit
+def load_vector(x, D: tl.constexpr, P: tl.constexpr):
+    channels = tl.arange(0, P)
+    return tl.load(x + channels, mask=channels < D, other=0.0)
+
+
+@triton.jit
+def load_matrix(x, D: tl.constexpr, P: tl.constexpr, TRANSPOSED: tl.constexpr):
+    """Matrix (D, D) of float32, zero beyond, as (P, P)."""
+    row = tl.arange(0, P)[:, None]
+    column = tl.arange(0, P)[None, :]
+    place = column * D + row if TRANSPOSED else row * D + column
+    return tl.load(x + place, mask=(row < D) & (column < D), other=0.0)
+
+
+# --- arithmetic -----------------------------------------------------------------------------------
+
+
+@triton.jit
+def feature_map(x):
+    """``phi(x) = elu(x) + 1``."""
+    return tl.where(x > 0, x + 1, tl.exp(tl.minimum(x, 0.0)))
+
+
+@triton.jit
+def feature_map_slope(x):
+    return tl.where(x > 0, 1.0, tl.exp(tl.minimum(x, 0.0)))
+
+
+@triton.jit
+def rotary_turn(table, table_rows, tokens, valid, width, D: tl.constexpr, P: tl.constexpr):
+    """Cosine and sine, (BLOCK_N, P / 2), of the angle by which each token's pairs turn."""
+    pairs = tl.arange(0, P // 2)[None, :]
+    row = (tokens // width)[:, None]
+    column = (tokens % width)[:, None]
+    place = tl.where(pairs < D // 4, row, column) * (D // 2) + pairs
+    mask = valid[:, None] & (pairs < D // 2)
+    cos = tl.load(table + place, mask=mask, other=0.0)
+    sin = tl.load(table + table_rows.to(tl.int64) * (D // 2) + place, mask=mask, other=0.0)
+    return cos, sin
+
+
+@triton.jit
+def operand(x, DOT: tl.constexpr):
+    """Round to the type that the tensor cores multiply."""
+    if DOT == 'bf16':
+        return cast(x, tl.bfloat16)
+    elif DOT == 'rounded':  # the same values, for Triton's interpreter, whose dot misreads bf16
+        return cast(x, tl.bfloat16).to(tl.float32)
+    else:
+        return x
+
+
+@triton.jit
+def dot(a, b, DOT: tl.constexpr):
+    """Matrix product with float32 sums; DOT is a type or a precision of float32 operands."""
+    if DOT == 'bf16':
+        return tl.dot(operand(a, DOT), operand(b, DOT))
+    elif DOT == 'rounded':
+        return tl.dot(operand(a, DOT), operand(b, DOT), input_precision='ieee')
+    else:
+        return tl.dot(a, b, input_precision=DOT)
+
+
+@triton.jit
+def row_dot(a_even, a_odd, b_even, b_odd):
+    """Product of each row of a tile with a row, or with a vector."""
+    return tl.sum(a_even * b_even + a_odd * b_odd, axis=1)
+
+
+# --- forward --------------------------------------------------------------------------------------
+
+
+@jit
+def reduce_queries(
+    q, q_b, q_h, q_n, q_d, part, heads, token_units, chunks, tiles,
+    D: tl.constexpr, P: tl.constexpr, BLOCK_N: tl.constexpr, TOKEN_UNIT: tl.constexpr,
+    Q: tl.constexpr,
+):  # fmt: skip
+    """Sum of ``phi(q_i)`` over one chunk of tokens, for RALA's global query."""
+    program = tl.program_id(0).to(tl.int64)
+    chunk = (program % chunks).to(tl.int32)
+    head = program // chunks
+    q = head_start(q, head // heads, head % heads, q_b, q_h, Q)
+    num_tokens = token_units * TOKEN_UNIT
+    total = tl.zeros((P,), tl.float32)
+    for tile in range(chunk * tiles, chunk * tiles + tiles):
+        tokens = tile * BLOCK_N + tl.arange(0, BLOCK_N)
+        valid = tokens < num_tokens
+        x = feature_map(load_tile(q, tokens, valid, q_n, q_d, Q, D, P))
+        total += tl.sum(tl.where(valid[:, None], x, 0.0), axis=0)
+    channels = tl.arange(0, P)
+    tl.store(part + program * D + channels, total, mask=channels < D)
+
+
+@jit
+def reduce_keys(
+    k, k_b, k_h, k_n, k_d, v, v_b, v_h, v_n, v_d,
+    part, peak, query, table, table_rows, scale, heads, width, token_units, chunks, tiles, stride,
+    D: tl.constexpr, P: tl.constexpr, BLOCK_N: tl.constexpr, TOKEN_UNIT: tl.constexpr,
+    K: tl.constexpr, V: tl.constexpr,
+    ROTARY: tl.constexpr, WEIGHTED: tl.constexpr, DOT: tl.constexpr,
+):  # fmt: skip
+    """``sum w_j (R_j phi(k_j))^T v_j``, ``sum w_j phi(k_j)`` and ``sum v_j`` over one chunk.
+
+    ``w`` is 1, or with WEIGHTED ``exp(scale * g . phi(k_j) - m)`` with the chunk's own maximum m;
+    then ``m`` and ``sum w_j`` go to ``peak``.
+    """
+    program = tl.program_id(0).to(tl.int64)
+    chunk = (program % chunks).to(tl.int32)
+    head = program // chunks
+    k = head_start(k, head // heads, head % heads, k_b, k_h, K)
+    v = head_start(v, head // heads, head % heads, v_b, v_h, V)
+    num_tokens = token_units * TOKEN_UNIT
+
+    kv = tl.zeros((P, P), tl.float32)
+    k_even, k_odd = tl.zeros((P // 2,), tl.float32), tl.zeros((P // 2,), tl.float32)
+    v_sum = tl.zeros((P,), tl.float32)
+    if WEIGHTED:
+        g_even, g_odd = split_vector(query + head * stride, D, P)
+        g_even *= scale
+        g_odd *= scale
+        highest, weights = float('-inf'), 0.0
+    for tile in range(chunk * tiles, chunk * tiles + tiles):
+        tokens = tile * BLOCK_N + tl.arange(0, BLOCK_N)
+        valid = tokens < num_tokens
+        even, odd = load_pairs(k, tokens, valid, k_n, k_d, K, D, P)
+        values = load_tile(v, tokens, valid, v_n, v_d, V, D, P)
+        even = tl.where(valid[:, None], feature_map(even), 0.0)
+        odd = tl.where(valid[:, None], feature_map(odd), 0.0)
+        if WEIGHTED:
+            logit = tl.where(valid, row_dot(even, odd, g_even[None, :], g_odd[None, :]),
+                             float('-inf'))  # fmt: skip
+            higher = tl.maximum(highest, tl.max(logit, axis=0))
+            shrink = tl.exp(highest - higher)
+            weight = tl.exp(logit - higher)
+            highest = higher
+            weights = weights * shrink + tl.sum(weight, axis=0)
+            kv *= shrink
+            k_even *= shrink
+            k_odd *= shrink
+            even *= weight[:, None]
+            odd *= weight[:, None]
+        k_even += tl.sum(even, axis=0)
+        k_odd += tl.sum(odd, axis=0)
+        v_sum += tl.sum(values, axis=0)
+        if ROTARY:
+            cos, sin = rotary_turn(table, table_rows, tokens, valid, width, D, P)
+            even, odd = even * cos - odd * sin, odd * cos + even * sin
+        kv += dot(tl.trans(merge(even, odd, P)), values, DOT)
+
+    row = tl.arange(0, P)[:, None]
+    column = tl.arange(0, P)[None, :]
+    part += program * ((D + 2) * D)
+    tl.store(part + row * D + column, kv, mask=(row < D) & (column < D))
+    pairs = tl.arange(0, P // 2)
+    tl.store(part + D * D + 2 * pairs, k_even, mask=pairs < D // 2)
+    tl.store(part + D * D + 2 * pairs + 1, k_odd, mask=pairs < D // 2)
+    channels = tl.arange(0, P)
+    tl.store(part + D * D + D + channels, v_sum, mask=channels < D)
+    if WEIGHTED:
+        tl.store(peak + program * 2, highest)
+        tl.store(peak + program * 2 + 1, weights)
+
+
+@jit
+def combine(
+    part, peak, result, scale, tail_scale, chunks, rows, split, stride,
+    BLOCK: tl.constexpr, CHUNKS: tl.constexpr, WEIGHTED: tl.constexpr,
+):  # fmt: skip
+    """Sum of the chunks' partial results, in a fixed order.
+
+    The first ``split`` of the ``rows`` numbers are multiplied by ``scale``, the others by
+    ``tail_scale``. With WEIGHTED the first ones are a softmax over chunks: ``peak`` holds each
+    chunk's maximum and sum, and the logarithm of the total goes beyond the result.
+    """
+    blocks = tl.cdiv(rows, BLOCK)
+    program = tl.program_id(0).to(tl.int64)
+    head = program // blocks
+    number = (program % blocks).to(tl.int32) * BLOCK + tl.arange(0, BLOCK)
+    part += head * chunks * rows
+    peak += head * chunks * 2
+    result += head * stride
+    total = tl.zeros((BLOCK,), tl.float32)
+    if WEIGHTED:
+        highest = tl.full((CHUNKS,), float('-inf'), tl.float32)
+        for first in range(0, chunks, CHUNKS):
+            chunk = first + tl.arange(0, CHUNKS)
+            here = tl.load(peak + chunk * 2, mask=chunk < chunks, other=float('-inf'))
+            highest = tl.maximum(highest, here)
+        highest = tl.max(highest, axis=0)
+        weights = tl.zeros((CHUNKS,), tl.float32)
+    for first in range(0, chunks, CHUNKS):
+        chunk = first + tl.arange(0, CHUNKS)
+        mask = (chunk < chunks)[:, None] & (number < rows)[None, :]
+        x = tl.load(part + chunk.to(tl.int64)[:, None] * rows + number[None, :], mask=mask,
+                    other=0.0)  # fmt: skip
+        if WEIGHTED:
+            here = tl.load(peak + chunk * 2, mask=chunk < chunks, other=float('-inf'))
+            weight = tl.exp(here - highest)
+            weights += weight * tl.load(peak + chunk * 2 + 1, mask=chunk < chunks, other=0.0)
+            x = tl.where((number < split)[None, :], x * weight[:, None], x)
+        total += tl.sum(x, axis=0)
+    if WEIGHTED:
+        weights = tl.sum(weights, axis=0)
+        scale /= weights
+        # next to g, which is the row after these: see mala_mm.ops.library.state_rows
+        end = rows + (rows - split)
+        tl.store(result + end + number, highest + tl.log(weights), mask=number == 0)
+    total *= tl.where(number < split, scale, tail_scale)
+    tl.store(result + number, total, mask=number < rows)
+
+
+@jit
+def apply_queries(
+    q, q_b, q_h, q_n, q_d, y, y_b, y_h, y_n, y_d, l, l_b, l_h, l_n, l_d, o, o_b, o_h, o_n, o_d,
+    states, table, table_rows, eps, heads, width, token_units, chunks, tiles, stride,
+    D: tl.constexpr, P: tl.constexpr, BLOCK_N: tl.constexpr, TOKEN_UNIT: tl.constexpr,
+    Q: tl.constexpr, Y: tl.constexpr, L: tl.constexpr, O: tl.constexpr,
+    ROTARY: tl.constexpr, MALA: tl.constexpr, GATED: tl.constexpr, DOT: tl.constexpr,
+):  # fmt: skip
+    """``y_i = a_i (R_i phi(q_i)) KV - b_i vbar``; with GATED ``(y_i + l_i) * o_i``."""
+    program = tl.program_id(0).to(tl.int64)
+    chunk = (program % chunks).to(tl.int32)
+    head = program // chunks
+    batch, inner = head // heads, head % heads
+    q = head_start(q, batch, inner, q_b, q_h, Q)
+    y = head_start(y, batch, inner, y_b, y_h, Y)
+    if GATED:
+        l = head_start(l, batch, inner, l_b, l_h, L)
+        o = head_start(o, batch, inner, o_b, o_h, O)
+    states += head * stride
+    num_tokens = token_units * TOKEN_UNIT
+
+    kv = operand(load_matrix(states, D, P, False), DOT)
+    k_even, k_odd = split_vector(states + D * D, D, P)
+    if MALA:
+        v_mean = load_vector(states + D * D + D, D, P)
+    for tile in range(chunk * tiles, chunk * tiles + tiles):
+        tokens = tile * BLOCK_N + tl.arange(0, BLOCK_N)
+        valid = tokens < num_tokens
+        even, odd = load_pairs(q, tokens, valid, q_n, q_d, Q, D, P)
+        even, odd = feature_map(even), feature_map(odd)
+        z = row_dot(even, odd, k_even[None, :], k_odd[None, :])
+        a = 1 / (z + eps)
+        if MALA:
+            a += 1
+        even *= a[:, None]
+        odd *= a[:, None]
+        if ROTARY:
+            cos, sin = rotary_turn(table, table_rows, tokens, valid, width, D, P)
+            even, odd = even * cos - odd * sin, odd * cos + even * sin
+        out = dot(merge(even, odd, P), kv, DOT)
+        if MALA:
+            out -= z[:, None] * v_mean[None, :]
+        if GATED:
+            out += load_tile(l, tokens, valid, l_n, l_d, L, D, P)
+            out *= load_tile(o, tokens, valid, o_n, o_d, O, D, P)
+        store_tile(y, out, tokens, valid, y_n, y_d, Y, D, P)
+
+
+# --- backward -------------------------------------------------------------------------------------
+
+
+@jit
+def backward_queries(
+    q, q_b, q_h, q_n, q_d, g, g_b, g_h, g_n, g_d, l, l_b, l_h, l_n, l_d, o, o_b, o_h, o_n, o_d,
+    dq, dq_b, dq_h, dq_n, dq_d, dl, dl_b, dl_h, dl_n, dl_d, do, do_b, do_h, do_n, do_d,
+    states, part, dquery, table, table_rows, eps,
+    heads, width, token_units, chunks, tiles, stride,
+    D: tl.constexpr, P: tl.constexpr, BLOCK_N: tl.constexpr, TOKEN_UNIT: tl.constexpr,
+    Q: tl.constexpr, G: tl.constexpr, L: tl.constexpr, O: tl.constexpr,
+    DQ: tl.constexpr, DL: tl.constexpr, DO: tl.constexpr,
+    ROTARY: tl.constexpr, MALA: tl.constexpr, GATED: tl.constexpr, DOT: tl.constexpr,
+    REDUCE: tl.constexpr, APPLY: tl.constexpr, GLOBAL: tl.constexpr,
+):  # fmt: skip
+    """The queries' side: ``dq`` (APPLY) and the chunk's share of dKV, dkbar, dvbar (REDUCE).
+
+    With GATED ``g`` is the gradient of ``(y + l) * o`` and APPLY writes those of l and o as well.
+    With GLOBAL every ``phi(q_i)`` also has the gradient ``dquery``, RALA's global query's.
+    """
+    program = tl.program_id(0).to(tl.int64)
+    chunk = (program % chunks).to(tl.int32)
+    head = program // chunks
+    batch, inner = head // heads, head % heads
+    q = head_start(q, batch, inner, q_b, q_h, Q)
+    g = head_start(g, batch, inner, g_b, g_h, G)
+    if GATED:
+        o = head_start(o, batch, inner, o_b, o_h, O)
+    if APPLY:
+        dq = head_start(dq, batch, inner, dq_b, dq_h, DQ)
+        if GATED:
+            l = head_start(l, batch, inner, l_b, l_h, L)
+            dl = head_start(dl, batch, inner, dl_b, dl_h, DL)
+            do = head_start(do, batch, inner, do_b, do_h, DO)
+    states += head * stride
+    num_tokens = token_units * TOKEN_UNIT
+
+    kv_t = operand(load_matrix(states, D, P, True), DOT)
+    k_even, k_odd = split_vector(states + D * D, D, P)
+    if MALA:
+        v_mean = load_vector(states + D * D + D, D, P)
+    if GLOBAL:
+        dg_even, dg_odd = split_vector(dquery + head * D, D, P)
+    if REDUCE:
+        dkv = tl.zeros((P, P), tl.float32)
+        dk_even, dk_odd = tl.zeros((P // 2,), tl.float32), tl.zeros((P // 2,), tl.float32)
+        dv_mean = tl.zeros((P,), tl.float32)
+    for tile in range(chunk * tiles, chunk * tiles + tiles):
+        tokens = tile * BLOCK_N + tl.arange(0, BLOCK_N)
+        valid = tokens < num_tokens
+        x_even, x_odd = load_pairs(q, tokens, valid, q_n, q_d, Q, D, P)
+        grad = load_tile(g, tokens, valid, g_n, g_d, G, D, P)
+        even, odd = feature_map(x_even), feature_map(x_odd)
+        z = row_dot(even, odd, k_even[None, :], k_odd[None, :])
+        inverse = 1 / (z + eps)
+        a = inverse
+        if MALA:
+            a += 1
+        turned_even, turned_odd = even, odd
+        if ROTARY:
+            cos, sin = rotary_turn(table, table_rows, tokens, valid, width, D, P)
+            turned_even = even * cos - odd * sin
+            turned_odd = odd * cos + even * sin
+        if GATED:
+            gate = load_tile(o, tokens, valid, o_n, o_d, O, D, P)
+            if APPLY:
+                # y again: cheaper than to keep it
+                p = merge(turned_even * a[:, None], turned_odd * a[:, None], P)
+                y = dot(p, tl.trans(kv_t), DOT)
+                if MALA:
+                    y -= z[:, None] * v_mean[None, :]
+                y += load_tile(l, tokens, valid, l_n, l_d, L, D, P)
+                store_tile(do, grad * y, tokens, valid, do_n, do_d, DO, D, P)
+            grad *= gate
+            if APPLY:
+                store_tile(dl, grad, tokens, valid, dl_n, dl_d, DL, D, P)
+        # gradient of R phi(q) but for its factor a: g KV^T
+        u = dot(grad, kv_t, DOT)
+        u_even, u_odd = tl.split(tl.reshape(u, (BLOCK_N, P // 2, 2)))
+        da = row_dot(turned_even, turned_odd, u_even, u_odd)
+        dz = -(da * inverse) * inverse
+        if MALA:
+            dz -= tl.sum(grad * v_mean[None, :], axis=1)
+        if REDUCE:
+            # grad is 0 for tokens beyond the last, which keeps them out of every sum
+            p = merge(turned_even * a[:, None], turned_odd * a[:, None], P)
+            dkv += dot(tl.trans(p), grad, DOT)
+            dk_even += tl.sum(dz[:, None] * even, axis=0)
+            dk_odd += tl.sum(dz[:, None] * odd, axis=0)
+            if MALA:
+                dv_mean -= tl.sum(z[:, None] * grad, axis=0)
+        if APPLY:
+            u_even *= a[:, None]
+            u_odd *= a[:, None]
+            if ROTARY:  # R^T turns back
+                u_even, u_odd = u_even * cos + u_odd * sin, u_odd * cos - u_even * sin
+            u_even += dz[:, None] * k_even[None, :]
+            u_odd += dz[:, None] * k_odd[None, :]
+            if GLOBAL:
+                u_even += dg_even[None, :]
+                u_odd += dg_odd[None, :]
+            u_even *= feature_map_slope(x_even)
+            u_odd *= feature_map_slope(x_odd)
+            store_pairs(dq, u_even, u_odd, tokens, valid, dq_n, dq_d, DQ, D, P)
+
+    if REDUCE:
+        row = tl.arange(0, P)[:, None]
+        column = tl.arange(0, P)[None, :]
+        part += program * ((D + 2) * D)
+        tl.store(part + row * D + column, dkv, mask=(row < D) & (column < D))
+        pairs = tl.arange(0, P // 2)
+        tl.store(part + D * D + 2 * pairs, dk_even, mask=pairs < D // 2)
+        tl.store(part + D * D + 2 * pairs + 1, dk_odd, mask=pairs < D // 2)
+        channels = tl.arange(0, P)
+        tl.store(part + D * D + D + channels, dv_mean, mask=channels < D)
+
+
+@jit
+def backward_keys(
+    k, k_b, k_h, k_n, k_d, v, v_b, v_h, v_n, v_d, dk, dk_b, dk_h, dk_n, dk_d,
+    dv, dv_b, dv_h, dv_n, dv_d,
+    states, dstates, part, table, table_rows, scale,
+    heads, width, token_units, chunks, tiles, stride,
+    D: tl.constexpr, P: tl.constexpr, BLOCK_N: tl.constexpr, TOKEN_UNIT: tl.constexpr,
+    K: tl.constexpr, V: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr,
+    ROTARY: tl.constexpr, MALA: tl.constexpr, WEIGHTED: tl.constexpr, DOT: tl.constexpr,
+):  # fmt: skip
+    """The keys' side: ``dk`` and ``dv``; with WEIGHTED the chunk's share of the global query's."""
+    program = tl.program_id(0).to(tl.int64)
+    chunk = (program % chunks).to(tl.int32)
+    head = program // chunks
+    batch, inner = head // heads, head % heads
+    k = head_start(k, batch, inner, k_b, k_h, K)
+    v = head_start(v, batch, inner, v_b, v_h, V)
+    dk = head_start(dk, batch, inner, dk_b, dk_h, DK)
+    dv = head_start(dv, batch, inner, dv_b, dv_h, DV)
+    states += head * stride
+    dstates += head * ((D + 2) * D)
+    num_tokens = token_units * TOKEN_UNIT
+
+    dkv = load_matrix(dstates, D, P, False)
+    dk_even, dk_odd = split_vector(dstates + D * D, D, P)
+    if MALA:
+        dv_mean = load_vector(dstates + D * D + D, D, P)
+    if WEIGHTED:
+        # sum_j p_j r_j of the softmax' gradient, without a pass over the tokens
+        mean = tl.sum(tl.sum(dkv * load_matrix(states, D, P, False), axis=1), axis=0)
+        s_even, s_odd = split_vector(states + D * D, D, P)
+        mean += tl.sum(dk_even * s_even + dk_odd * s_odd, axis=0)
+        g_even, g_odd = split_vector(states + (D + 2) * D, D, P)
+        g_even *= scale
+        g_odd *= scale
+        logsumexp = tl.load(states + (D + 3) * D)
+        dg_even, dg_odd = tl.zeros((P // 2,), tl.float32), tl.zeros((P // 2,), tl.float32)
+    dkv = operand(dkv, DOT)
+    for tile in range(chunk * tiles, chunk * tiles + tiles):
+        tokens = tile * BLOCK_N + tl.arange(0, BLOCK_N)
+        valid = tokens < num_tokens
+        x_even, x_odd = load_pairs(k, tokens, valid, k_n, k_d, K, D, P)
+        values = load_tile(v, tokens, valid, v_n, v_d, V, D, P)
+        even, odd = feature_map(x_even), feature_map(x_odd)
+        if WEIGHTED:
+            logit = row_dot(even, odd, g_even[None, :], g_odd[None, :])
+            weight = tl.where(valid, tl.exp(logit - logsumexp), 0.0)
+        turned_even, turned_odd = even, odd
+        if ROTARY:
+            cos, sin = rotary_turn(table, table_rows, tokens, valid, width, D, P)
+            turned_even = even * cos - odd * sin
+            turned_odd = odd * cos + even * sin
+        if WEIGHTED:
+            turned_even *= weight[:, None]
+            turned_odd *= weight[:, None]
+        grad_v = dot(merge(turned_even, turned_odd, P), dkv, DOT)
+        if MALA:
+            grad_v += dv_mean[None, :]
+        store_tile(dv, grad_v, tokens, valid, dv_n, dv_d, DV, D, P)
+        u = dot(values, tl.trans(dkv), DOT)
+        u_even, u_odd = tl.split(tl.reshape(u, (BLOCK_N, P // 2, 2)))
+        if ROTARY:
+            u_even, u_odd = u_even * cos + u_odd * sin, u_odd * cos - u_even * sin
+        u_even += dk_even[None, :]
+        u_odd += dk_odd[None, :]
+        if WEIGHTED:
+            # r_j, what the loss gains from a higher weight of this key
+            gain = row_dot(even, odd, u_even, u_odd)
+            dlogit = weight * (gain - mean)
+            u_even = u_even * weight[:, None] + dlogit[:, None] * g_even[None, :]
+            u_odd = u_odd * weight[:, None] + dlogit[:, None] * g_odd[None, :]
+            dg_even += tl.sum(dlogit[:, None] * even, axis=0)
+            dg_odd += tl.sum(dlogit[:, None] * odd, axis=0)
+        u_even *= feature_map_slope(x_even)
+        u_odd *= feature_map_slope(x_odd)
+        store_pairs(dk, u_even, u_odd, tokens, valid, dk_n, dk_d, DK, D, P)
+    if WEIGHTED:
+        pairs = tl.arange(0, P // 2)
+        part += program * D
+        tl.store(part + 2 * pairs, dg_even, mask=pairs < D // 2)
+        tl.store(part + 2 * pairs + 1, dg_odd, mask=pairs < D // 2)
