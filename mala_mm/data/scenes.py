@@ -15,8 +15,9 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.random import Generator, SeedSequence, default_rng
 
+from .canvas import trim
 from .classes import STUFF_CLASSES, THING_CLASSES
-from .shapes import KINDS, sprite, trim
+from .shapes import KINDS, sprite
 from .textures import Backdrop, backdrop
 
 SPLITS = ('train', 'val')

@@ -7,7 +7,6 @@ that shape and texture tell the classes apart, not colour.
 
 from __future__ import annotations
 
-import colorsys
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -15,88 +14,8 @@ import cv2
 import numpy as np
 from numpy.random import Generator
 
-from .classes import THING_CLASSES
+from .canvas import Canvas, any_colour, edge, trim, vivid
 from .textures import mix, noise
-
-Colour = np.ndarray | tuple[float, float, float]
-
-
-class Canvas:
-    """A square picture with premultiplied alpha, painted part by part.
-
-    Args:
-        size: side in pixels.
-    """
-
-    def __init__(self, size: int) -> None:
-        self.size = size
-        self.rgba = np.zeros((size, size, 4), np.float32)
-        axis = (np.arange(size, dtype=np.float32) + 0.5) * (2 / size) - 1
-        self.x, self.y = np.meshgrid(axis, axis)
-
-    def paint(self, cover: np.ndarray, colour: Colour) -> None:
-        """Lays a colour, or a texture (size, size, 3), over the covered part (size, size)."""
-        self._over((slice(None), slice(None)), cover, colour)
-
-    def polygon(self, points, colour: Colour, cover: float = 1.0) -> None:
-        """Fills a polygon given as (x, y) pairs."""
-        pixels = (np.float32(points) + 1) * (self.size / 2) - 0.5
-        self._fill(pixels, colour, cover)
-
-    def rectangle(self, x0: float, y0: float, x1: float, y1: float, colour: Colour) -> None:
-        self.polygon([(x0, y0), (x1, y0), (x1, y1), (x0, y1)], colour)
-
-    def ellipse(self, x: float, y: float, rx: float, ry: float, colour: Colour, cover=1.0) -> None:
-        angle = np.linspace(0, 2 * np.pi, 40, endpoint=False)
-        self.polygon(np.stack([x + rx * np.cos(angle), y + ry * np.sin(angle)], 1), colour, cover)
-
-    def line(self, points, width: float, colour: Colour) -> None:
-        """Draws a polyline; ``width`` in canvas units."""
-        for (x0, y0), (x1, y1) in zip(points[:-1], points[1:], strict=True):
-            length = max(np.hypot(x1 - x0, y1 - y0), 1e-6)
-            nx, ny = (y0 - y1) / length * width / 2, (x1 - x0) / length * width / 2
-            self.polygon(
-                [(x0 + nx, y0 + ny), (x1 + nx, y1 + ny), (x1 - nx, y1 - ny), (x0 - nx, y0 - ny)],
-                colour,
-            )
-
-    def shade(self, factor: np.ndarray) -> None:
-        """Multiplies the colours by a field (size, size)."""
-        self.rgba[..., :3] *= factor[..., None]
-
-    def _fill(self, pixels: np.ndarray, colour: Colour, cover: float) -> None:
-        low = np.clip(np.floor(pixels.min(0)).astype(int) - 1, 0, self.size)
-        high = np.clip(np.ceil(pixels.max(0)).astype(int) + 2, 0, self.size)
-        if (high <= low).any():
-            return
-        mask = np.zeros((high[1] - low[1], high[0] - low[0]), np.uint8)
-        corners = np.round((pixels - low) * 16).astype(np.int32)
-        cv2.fillPoly(mask, [corners], 255, cv2.LINE_AA, shift=4)
-        window = (slice(low[1], high[1]), slice(low[0], high[0]))
-        self._over(window, mask * np.float32(cover / 255), colour)
-
-    def _over(self, window, cover: np.ndarray, colour: Colour) -> None:
-        colour = np.asarray(colour, np.float32)
-        if colour.ndim == 3:
-            colour = colour[window]
-        target = self.rgba[window]
-        target *= 1 - cover[..., None]
-        target[..., :3] += cover[..., None] * colour
-        target[..., 3] += cover
-
-
-def vivid(rng: Generator, value: tuple[float, float] = (0.6, 0.98)) -> np.ndarray:
-    """A saturated colour of any hue."""
-    return np.float32(
-        colorsys.hsv_to_rgb(rng.random(), rng.uniform(0.5, 0.95), rng.uniform(*value))
-    )
-
-
-def _any_colour(rng: Generator) -> np.ndarray:
-    """Mostly vivid, sometimes white, grey or nearly black."""
-    if rng.random() < 0.75:
-        return vivid(rng)
-    return np.float32(rng.choice([0.95, 0.7, 0.35, 0.16])) * np.float32(rng.uniform(0.94, 1.0, 3))
 
 
 def ball(canvas: Canvas, rng: Generator, light: np.ndarray) -> None:
@@ -105,7 +24,7 @@ def ball(canvas: Canvas, rng: Generator, light: np.ndarray) -> None:
     r2 = x * x + y * y
     z = np.sqrt(np.clip(1 - r2, 0, 1))
     point = np.stack([x, y, z], -1) @ _rotation(rng)
-    first, second = _any_colour(rng), _any_colour(rng)
+    first, second = any_colour(rng), any_colour(rng)
     if np.abs(first - second).sum() < 0.6:
         second = 1 - first
     sharp = canvas.size / 4
@@ -129,7 +48,7 @@ def ball(canvas: Canvas, rng: Generator, light: np.ndarray) -> None:
     diffuse = 0.78 * (x * light[0] + y * light[1]) + 0.62 * z
     shine = np.clip(diffuse, 0, 1) ** rng.choice([12, 40]) * rng.uniform(0.2, 0.7)
     picture = colour * (0.35 + 0.75 * np.clip(diffuse, 0, 1))[..., None] + shine[..., None]
-    canvas.paint(_edge(1 - np.sqrt(r2), canvas.size), np.clip(picture, 0, 1))
+    canvas.paint(edge(1 - np.sqrt(r2), canvas.size), np.clip(picture, 0, 1))
 
 
 def ring(canvas: Canvas, rng: Generator, light: np.ndarray) -> None:
@@ -141,7 +60,7 @@ def ring(canvas: Canvas, rng: Generator, light: np.ndarray) -> None:
     angle = np.arctan2(canvas.y, canvas.x)
     up = np.sqrt(1 - out * out)
     slope = 0.78 * out * (np.cos(angle) * light[0] + np.sin(angle) * light[1])
-    first, second = _any_colour(rng), _any_colour(rng)
+    first, second = any_colour(rng), any_colour(rng)
     if np.abs(first - second).sum() < 0.6:
         second = 1 - first
     kind = rng.choice(3, p=(0.3, 0.5, 0.2))
@@ -156,7 +75,7 @@ def ring(canvas: Canvas, rng: Generator, light: np.ndarray) -> None:
     diffuse = 0.62 * up + slope
     shine = np.clip(diffuse, 0, 1) ** 20 * rng.uniform(0.1, 0.5)
     picture = colour * (0.35 + 0.8 * np.clip(diffuse, 0, 1))[..., None] + shine[..., None]
-    canvas.paint(_edge(tube - np.abs(r - radius), canvas.size), np.clip(picture, 0, 1))
+    canvas.paint(edge(tube - np.abs(r - radius), canvas.size), np.clip(picture, 0, 1))
 
 
 def star(canvas: Canvas, rng: Generator, light: np.ndarray) -> None:
@@ -173,7 +92,7 @@ def star(canvas: Canvas, rng: Generator, light: np.ndarray) -> None:
             tone = 0.8 + 0.38 * (normal @ light)
             canvas.polygon([(0, 0), a, b], np.clip(colour * tone, 0, 1))
     else:
-        canvas.polygon(tips, np.clip(_any_colour(rng) * 0.8, 0, 1))
+        canvas.polygon(tips, np.clip(any_colour(rng) * 0.8, 0, 1))
         canvas.polygon(tips * 0.78, colour)
         canvas.shade(np.clip(1.05 + 0.25 * (light[0] * canvas.x + light[1] * canvas.y), 0, 1.25))
 
@@ -214,7 +133,7 @@ def box(canvas: Canvas, rng: Generator, light: np.ndarray) -> None:
             canvas.line([at(x, y0), at(x, y1)], frame, beam)
         canvas.line([at(x0, y0), at(x1, y0), at(x1, y1)], 0.025, dark)
     else:
-        tape = np.clip(base * 1.35, 0, 1) if kind == 1 else _any_colour(rng)
+        tape = np.clip(base * 1.35, 0, 1) if kind == 1 else any_colour(rng)
         t = 0.09 * w if kind == 1 else 0.12 * w
         middle = x0 + w / 2
         bottom = y0 + 0.3 * h if kind == 1 else y1
@@ -297,7 +216,7 @@ def tree(canvas: Canvas, rng: Generator, light: np.ndarray) -> None:
         whole = 0.3 * (canvas.x * light[0] + (canvas.y + 0.3) * light[1])
         tone = 0.92 + 0.22 * facing + whole + 1.3 * (leaves - 0.5)
         rough = np.hypot(canvas.x - cx, canvas.y - cy) + 0.16 * (leaves - 0.5)
-        cover = _edge(np.minimum(r - rough, 0.97 - np.abs(canvas.y)), canvas.size)
+        cover = edge(np.minimum(r - rough, 0.97 - np.abs(canvas.y)), canvas.size)
         canvas.paint(cover, np.clip(crown * tone[..., None], 0, 1))
 
 
@@ -388,7 +307,7 @@ def house(canvas: Canvas, rng: Generator, light: np.ndarray) -> None:
 
 def car(canvas: Canvas, rng: Generator, light: np.ndarray) -> None:
     """A saloon, hatchback, van or pick-up seen from the side, facing right."""
-    paint = _any_colour(rng)
+    paint = any_colour(rng)
     kind = rng.choice(4)
     roof = (-0.42, -0.40, -0.55, -0.44)[kind]
     cabins = (
@@ -445,7 +364,7 @@ def car(canvas: Canvas, rng: Generator, light: np.ndarray) -> None:
 
 def boat(canvas: Canvas, rng: Generator, light: np.ndarray) -> None:
     """A sailing boat with one or two sails and a striped hull."""
-    hull, stripe = _any_colour(rng), _any_colour(rng)
+    hull, stripe = any_colour(rng), any_colour(rng)
     sail = np.float32((0.97, 0.96, 0.92)) if rng.random() < 0.5 else vivid(rng, (0.75, 1.0))
     mast = rng.uniform(-0.15, 0.15)
     top, boom = rng.uniform(-0.95, -0.8), 0.36
@@ -462,7 +381,7 @@ def boat(canvas: Canvas, rng: Generator, light: np.ndarray) -> None:
     )
     cloth = np.clip(sail * shade[..., None], 0, 1)
     if rng.random() < 0.35:
-        cloth = mix(cloth, np.clip(_any_colour(rng), 0, 1), (np.sin(canvas.y * 16) > 0) * 0.9)
+        cloth = mix(cloth, np.clip(any_colour(rng), 0, 1), (np.sin(canvas.y * 16) > 0) * 0.9)
     canvas.polygon([*leech, (mast - 0.03, boom)], cloth)
     if rng.random() < 0.7:
         front = rng.uniform(0.5, 0.75)
@@ -538,7 +457,6 @@ KINDS = {
     'tree': Kind(tree, 5, (0.8, 1.1)),
     'rock': Kind(rock, 12, (0.9, 1.3)),
 }
-assert set(THING_CLASSES) < set(KINDS)
 
 
 def sprite(rng: Generator, name: str, size: float, light: float) -> np.ndarray:
@@ -570,19 +488,7 @@ def sprite(rng: Generator, name: str, size: float, light: float) -> np.ndarray:
     return trim(np.clip(warped, 0, 1))
 
 
-def trim(rgba: np.ndarray) -> np.ndarray:
-    """Crops the empty borders off."""
-    rows = np.flatnonzero(rgba[..., 3].max(1) > 0.02)
-    cols = np.flatnonzero(rgba[..., 3].max(0) > 0.02)
-    return rgba[rows[0] : rows[-1] + 1, cols[0] : cols[-1] + 1]
-
-
 def _rotation(rng: Generator) -> np.ndarray:
     """A random rotation matrix (3, 3)."""
     q, r = np.linalg.qr(rng.normal(size=(3, 3)))
     return (q * np.sign(np.diag(r))).astype(np.float32)
-
-
-def _edge(inside: np.ndarray, size: int) -> np.ndarray:
-    """Coverage from the signed distance to an outline, in canvas units."""
-    return np.clip(inside * (size / 2) + 0.5, 0, 1)
