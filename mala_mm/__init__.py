@@ -5,19 +5,19 @@ mmengine, mmdet, mmseg and mmpretrain. The prefixed name ``type='mala_mm.MAViT'`
 at all. ``mala_mm.ops`` needs nothing but torch.
 """
 
-import importlib.util as _importlib_util
+from importlib import import_module as _import_module
 
 from .version import __version__
 
 __all__ = ['__version__']
 
-# The operators and the doctor have to work where mmengine or mmcv are missing.
-if all(_importlib_util.find_spec(name) for name in ('torch', 'mmengine', 'mmcv')):
-    try:
-        from . import registry as _registry
+# The operators and the doctor have to work where mmcv, mmengine or torch are missing or broken, with
+# whatever error: `python -m mala_mm.doctor` names it, and so does the first use of the models.
+try:
+    _import_module('mmcv.cnn')
+except Exception:
+    pass
+else:
+    from . import registry as _registry
 
-        _registry.MODELS.import_from_location()
-    except ImportError:
-        # A broken installation: `python -m mala_mm.doctor` names the cause, and the first use of
-        # `mala_mm.models` raises the original error.
-        pass
+    _registry.MODELS.import_from_location()
