@@ -11,8 +11,8 @@ from .version import __version__
 
 __all__ = ['__version__']
 
-# The operators and the doctor have to work where mmcv, mmengine or torch are missing or broken, with
-# whatever error: `python -m mala_mm.doctor` names it, and so does the first use of the models.
+# The operators and the doctor have to work where mmcv, mmengine or torch are missing or broken,
+# whatever the error: `python -m mala_mm.doctor` names it, and so does the first use of the models.
 try:
     _import_module('mmcv.cnn')
 except Exception:
