@@ -1,0 +1,269 @@
+"""Reading checkpoint files without running what they contain, and writing them whole or not at all.
+
+A checkpoint is a pickle, and unpickling one can run any code. Everything here reads tensors, plain
+containers and the few types that mmengine's Runner adds, and refuses the rest.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import tempfile
+import zipfile
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any
+
+import numpy as np
+import torch
+from mmengine.logging import HistoryBuffer
+from mmengine.runner import CheckpointLoader
+from torch import Tensor
+
+from mala_mm.engine.errors import UserError
+
+META_KEY = 'mala_mm'
+"""Where ``meta`` holds what :func:`mala_mm.checkpoint.convert` recorded."""
+
+_FORCE, _FORCE_NOT = 'TORCH_FORCE_WEIGHTS_ONLY_LOAD', 'TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD'
+
+
+def _history_method(owner: object, name: str) -> Callable:
+    """Stand in for ``getattr``, by which HistoryBuffer pickles references to its own methods."""
+    if owner is HistoryBuffer and name in ('min', 'max', 'current', 'mean'):
+        return getattr(HistoryBuffer, name)
+    raise UnpicklingError(f'Unsupported global: GLOBAL getattr({owner!r}, {name!r})')
+
+
+def _safe_globals() -> list:
+    """What a file may name beyond torch's own list: mmengine's logs, NumPy numbers, options."""
+    # NumPy 2 renamed its core; files keep the name that they were written with.
+    core = getattr(np, '_core', None) or np.core
+    multiarray = core.multiarray
+    return [
+        HistoryBuffer,
+        (_history_method, 'builtins.getattr'),
+        argparse.Namespace,  # the options that DeiT-like trainers store; a plain container
+        np.ndarray,
+        np.dtype,
+        *{type(np.dtype(code)) for code in np.typecodes['AllInteger'] + '?efd'},
+        *(
+            (getattr(multiarray, name), f'numpy.{package}.multiarray.{name}')
+            for name in ('_reconstruct', 'scalar')
+            for package in ('core', '_core')
+        ),
+    ]
+
+
+@contextmanager
+def _weights_only() -> Iterator[None]:
+    """Read weights only in every ``torch.load`` inside, whatever its caller asks for."""
+    before = {name: os.environ.pop(name, None) for name in (_FORCE, _FORCE_NOT)}
+    os.environ[_FORCE] = '1'
+    try:
+        allowed = torch.serialization.get_safe_globals()
+        # Leaving the context removes what it added, so it must not add what was there before.
+        with torch.serialization.safe_globals([f for f in _safe_globals() if f not in allowed]):
+            yield
+    finally:
+        del os.environ[_FORCE]
+        os.environ.update({name: value for name, value in before.items() if value is not None})
+
+
+def load_checkpoint(path: str | os.PathLike, map_location: Any = 'cpu') -> dict:
+    """Read a checkpoint; nothing that it contains is executed.
+
+    Args:
+        path (str | os.PathLike): A ``.safetensors`` file, any other file that ``torch.save`` wrote,
+            or a URL of a scheme that mmengine knows (``https://``, ``s3://``, ...).
+        map_location: Where tensors go, as in ``torch.load``.
+
+    Returns:
+        dict: The contents as they were saved. Those of a ``.safetensors`` file come as
+        ``dict(meta=..., state_dict=...)``.
+
+    Raises:
+        UserError: If the file is missing, damaged, no checkpoint, or asks for anything to be
+            executed.
+    """
+    path = os.fspath(path)
+    if re.match(r'\w[\w+.-]*://', path):
+        return _load_url(path, map_location)
+    path = os.path.expanduser(path)
+    if not os.path.isfile(path):
+        kind = 'is a folder, not a file' if os.path.isdir(path) else 'does not exist'
+        raise UserError(f'checkpoint {path} {kind}; give the path of a checkpoint file')
+    if path.endswith('.safetensors'):
+        return _load_safetensors(path, map_location)
+    return _load_pickle(path, map_location)
+
+
+def _load_pickle(path: str, map_location: Any) -> dict:
+    try:
+        # torch does not look at the checksums that its own files carry.
+        if zipfile.is_zipfile(path):
+            with zipfile.ZipFile(path) as archive:
+                damaged = archive.testzip()
+            if damaged is not None:
+                raise zipfile.BadZipFile(f'the checksum of {damaged} is wrong')
+        with _weights_only():
+            checkpoint = torch.load(path, map_location=map_location, weights_only=True)
+    except Exception as error:  # a damaged pickle raises anything at all
+        raise _explain(path, error) from error
+    if not isinstance(checkpoint, dict):
+        raise UserError(
+            f'checkpoint {path} holds a {type(checkpoint).__name__}, not a dict of weights; '
+            'give a file that torch.save wrote from a state dict'
+        )
+    return checkpoint
+
+
+def _explain(path: str, error: Exception) -> UserError:
+    if isinstance(error, PermissionError):
+        return UserError(f'checkpoint {path} cannot be read: permission denied; mend its mode')
+    message = str(error)
+    found = re.search(r'GLOBAL (\S+(?:\(.*?\))?)|reduce for unrecognized function (.+)', message)
+    if isinstance(error, UnpicklingError) and found:
+        name = found[1] or found[2]
+        return UserError(
+            f'checkpoint {path} was refused because it asks for {name}, which is neither a tensor '
+            'nor a plain value and could run code; ask its author for a file with the weights '
+            'alone, or a .safetensors file'
+        )
+    reason = (message or type(error).__name__).split('\n')[0].split('. ')[0].rstrip('.')
+    return UserError(
+        f'checkpoint {path} is damaged, cut short or no checkpoint ({reason}); '
+        'copy or download it again'
+    )
+
+
+def _load_safetensors(path: str, map_location: Any) -> dict:
+    try:
+        from safetensors import SafetensorError, safe_open
+    except ImportError:
+        raise UserError(
+            f'checkpoint {path} needs the package safetensors, which is missing; '
+            'run pip install safetensors'
+        ) from None
+    device = map_location if isinstance(map_location, (str, torch.device)) else 'cpu'
+    try:
+        with safe_open(path, 'pt', device=str(device)) as file:
+            metadata = file.metadata() or {}
+            state_dict = OrderedDict((name, file.get_tensor(name)) for name in file.keys())  # noqa: SIM118
+        meta = json.loads(metadata['meta']) if 'meta' in metadata else {}
+        if not isinstance(meta, dict):
+            raise ValueError('its metadata is no dict')
+    except (SafetensorError, OSError, ValueError) as error:
+        raise _explain(path, error) from error
+    annotate(state_dict, meta)
+    return dict(meta=meta, state_dict=state_dict)
+
+
+def _load_url(url: str, map_location: Any) -> dict:
+    try:
+        with _weights_only():
+            checkpoint = CheckpointLoader.load_checkpoint(url, map_location)
+    except Exception as error:  # each of mmengine's schemes raises errors of its own
+        raise UserError(
+            f'checkpoint {url} could not be loaded ({type(error).__name__}: {error}); '
+            'check the address, or download the file and give its path'
+        ) from error
+    if not isinstance(checkpoint, dict):
+        raise UserError(f'checkpoint {url} holds a {type(checkpoint).__name__}, not weights')
+    return checkpoint
+
+
+def annotate(state_dict: OrderedDict[str, Tensor], meta: dict) -> None:
+    """Put what a conversion recorded where torch's loading passes it to the backbone.
+
+    torch keeps a small dict per module beside a state dict. Our backbones write their attention
+    operators into theirs, and compare when they load.
+    """
+    record = meta.get(META_KEY)
+    if isinstance(record, dict):
+        backbone = '' if record.get('target') == 'backbone' else 'backbone'
+        state_dict._metadata = OrderedDict(
+            {backbone: {key: record.get(key) for key in ('family', 'attn_types')}}
+        )
+
+
+def save_checkpoint(
+    path: str | os.PathLike,
+    state_dict: OrderedDict[str, Tensor],
+    meta: dict,
+    overwrite: bool = False,
+) -> None:
+    """Write a checkpoint in mmengine's form; a file appears only once it is complete.
+
+    Args:
+        path (str | os.PathLike): The file, in safetensors' format if it ends in ``.safetensors``,
+            in torch's otherwise.
+        state_dict (OrderedDict[str, Tensor]): The weights.
+        meta (dict): Plain values that describe them.
+        overwrite (bool): Whether an existing file may be replaced.
+
+    Raises:
+        UserError: If the file exists, or cannot be written.
+    """
+    path = Path(path)
+    check_writable(path, overwrite)
+    # Views would drag the whole storage along, and safetensors refuses shared memory.
+    tensors = OrderedDict(
+        (name, tensor.clone().contiguous()) for name, tensor in state_dict.items()
+    )
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f'.{path.name}.', suffix='.tmp')
+    try:
+        with os.fdopen(handle, 'wb') as file:
+            if path.suffix == '.safetensors':
+                from safetensors.torch import save
+
+                file.write(save(tensors, metadata={'format': 'pt', 'meta': json.dumps(meta)}))
+            else:
+                annotate(tensors, meta)
+                torch.save(dict(meta=meta, state_dict=tensors), file)
+            file.flush()
+            os.fsync(file.fileno())
+        mask = os.umask(0)
+        os.umask(mask)
+        os.chmod(temporary, 0o666 & ~mask)  # mkstemp makes files that only their owner reads
+        os.replace(temporary, path)
+    except OSError as error:
+        raise UserError(
+            f'{path} could not be written ({error}); free space or choose another'
+        ) from error
+    finally:
+        Path(temporary).unlink(missing_ok=True)
+
+
+def check_writable(path: Path, overwrite: bool) -> None:
+    """Refuse a path that :func:`save_checkpoint` could not write, before any work is done."""
+    if path.is_dir() or not path.parent.is_dir():
+        raise UserError(f'{path} is no path for a file; name a file in an existing folder')
+    if path.exists() and not overwrite:
+        raise UserError(f'{path} exists already; choose another name or pass --force')
+
+
+def enforce_safe_loading() -> None:
+    """Make every checkpoint that this process reads from now on safe.
+
+    mmengine's Runner, ``init_cfg=dict(type='Pretrained')`` and the inference functions of mmdet,
+    mmseg and mmpretrain load through mmengine's ``CheckpointLoader``: its local files go through
+    :func:`load_checkpoint` from here on, and all other ``torch.load`` calls read weights only.
+    """
+
+    def load_from_local(filename: str, map_location: Any = None) -> dict:
+        checkpoint = load_checkpoint(filename, map_location)
+        # Runner.resume runs this text as Python. mmengine itself writes `cfg`, which it does not.
+        if isinstance(checkpoint.get('meta'), dict):
+            checkpoint['meta'].pop('config', None)
+        return checkpoint
+
+    os.environ.pop(_FORCE_NOT, None)
+    os.environ[_FORCE] = '1'
+    torch.serialization.add_safe_globals(_safe_globals())
+    CheckpointLoader.register_scheme(prefixes='', loader=load_from_local, force=True)

@@ -1,0 +1,205 @@
+"""The names and shapes of the published checkpoints, and what they are called here."""
+
+from __future__ import annotations
+
+import re
+from collections import OrderedDict
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from mala_mm.engine.errors import UserError
+
+CONTAINERS = ('state_dict', 'model', 'model_ema')
+"""Under which keys a file may hold its weights, the first found wins."""
+
+BACKBONE = 'backbone.'
+"""How detectors, segmentors and classifiers prefix the names of their backbone."""
+
+TAIL_WIDTHS = {
+    'mavit': dict(tiny=2048, small=2048, base=2048, large=2560),
+    'ravlt': dict(tiny=1024, small=1024, base=1024, large=1024),
+}
+"""Width of the published classifiers' projection: the only trace of the family in their shapes."""
+
+_PARAM = r'(?:weight|bias)'
+_BATCH_NORM = rf'(?:{_PARAM}|running_mean|running_var|num_batches_tracked)'
+_TRUNK = [
+    (rf'patch_embed\.proj\.([0369]\.{_PARAM}|(?:1|4|7|10)\.{_BATCH_NORM})', r'stem.\1'),
+    (rf'layers\.(\d+)\.blocks\.(\d+)\.(norm[12])\.norm\.({_PARAM})', r'stages.\1.\2.\3.\4'),
+    (
+        r'layers\.(\d+)\.blocks\.(\d+)\.'
+        rf'((?:pos|attn\.(?:qkvo|lepe|proj)|ffn\.(?:fc1|dwconv|fc2))\.{_PARAM})',
+        r'stages.\1.\2.\3',
+    ),
+    (r'layers\.(\d+)\.blocks\.(\d+)\.gamma_([12])', r'stages.\1.\2.gamma\3.weight'),
+    (rf'layers\.(\d+)\.downsample\.reduction\.({_PARAM})', r'downsamples.\1.0.\2'),
+    (rf'layers\.(\d+)\.downsample\.norm\.({_BATCH_NORM})', r'downsamples.\1.1.\2'),
+    (rf'extra_norms\.(\d+)\.norm\.({_PARAM})', r'norm\1.\2'),
+]
+_TAIL = [
+    (rf'proj\.({_PARAM})', r'neck.proj.\1'),
+    (rf'norm\.({_BATCH_NORM})', r'neck.norm.\1'),
+    (rf'head\.({_PARAM})', r'head.fc.\1'),
+]
+_ANGLE = r'layers\.(\d+)\.RoPE\.angle'
+
+
+def _rename(name: str, table: list[tuple[str, str]]) -> str | None:
+    for pattern, replacement in table:
+        match = re.fullmatch(pattern, name)
+        if match:
+            return match.expand(replacement)
+    return None
+
+
+def find_weights(
+    checkpoint: Mapping, path: str, container: str | None = None
+) -> tuple[OrderedDict[str, Tensor], str | None]:
+    """Find the weights in the contents of a file.
+
+    Args:
+        checkpoint (Mapping): The contents.
+        path (str): The file, for messages.
+        container (str, optional): The key that holds them. By default the first of ``state_dict``,
+            ``model`` and ``model_ema`` that is there, or else the file itself.
+
+    Returns:
+        tuple[OrderedDict[str, Tensor], str | None]: The weights, without a ``module.`` prefix, and
+        the key that held them.
+
+    Raises:
+        UserError: If there are none.
+    """
+    found = [key for key in CONTAINERS if isinstance(checkpoint.get(key), Mapping)]
+    if container is None:
+        container = found[0] if found else None
+    elif container not in found:
+        raise UserError(
+            f'checkpoint {path} has no weights under {container!r}; it has '
+            f'{found or "none of " + ", ".join(CONTAINERS)}'
+        )
+    content = checkpoint if container is None else checkpoint[container]
+    weights = OrderedDict(
+        (name.removeprefix('module.'), value)
+        for name, value in content.items()
+        if isinstance(name, str) and isinstance(value, Tensor)
+    )
+    if not weights:
+        raise UserError(
+            f'checkpoint {path} holds no weights, only {sorted(map(str, content))[:8]}; give a '
+            f'file with a state dict, bare or under one of {", ".join(CONTAINERS)}'
+        )
+    metadata = getattr(content, '_metadata', None)
+    if metadata is not None:
+        weights._metadata = metadata
+    return weights, container
+
+
+def is_published(weights: Mapping[str, Tensor]) -> bool:
+    """Whether the weights carry the published names, bare or of a detector or segmentor."""
+    return any(
+        name.startswith(('patch_embed.', 'layers.0.blocks.'))
+        for name in (name.removeprefix(BACKBONE) for name in weights)
+    )
+
+
+def rename(
+    weights: Mapping[str, Tensor], path: str
+) -> tuple[OrderedDict[str, Tensor], OrderedDict[str, Tensor]]:
+    """Give published weights the names and shapes that they have here.
+
+    Args:
+        weights (Mapping[str, Tensor]): Published weights of a backbone, a classifier, a detector or
+            a segmentor.
+        path (str): The file they are from, for messages.
+
+    Returns:
+        tuple[OrderedDict[str, Tensor], OrderedDict[str, Tensor]]: The weights of a whole model, its
+        backbone under ``backbone.``, a classifier's tail under ``neck.`` and ``head.`` and a
+        detector's or segmentor's heads as they were; and the rotary angles, which are buffers that
+        are computed here.
+
+    Raises:
+        UserError: If a layer scale or a projection has another shape than the published ones.
+    """
+    dense = any(name.startswith(BACKBONE) for name in weights)
+    renamed, angles = OrderedDict(), OrderedDict()
+    for name, tensor in weights.items():
+        trunk_name = name.removeprefix(BACKBONE)
+        if dense and trunk_name == name:
+            renamed[name] = tensor
+            continue
+        if re.fullmatch(_ANGLE, trunk_name):
+            angles[name] = tensor
+            continue
+        target = _rename(trunk_name, _TRUNK)
+        if target is not None:
+            target = BACKBONE + target
+        elif not dense:
+            target = _rename(name, _TAIL)
+        if target is None:
+            target = name
+        elif re.search(r'\.gamma[12]\.weight$', target):
+            tensor = _squeeze(tensor, (0, 2, 3), name, '(1, C, 1, 1)', path)
+        elif target == 'head.fc.weight':
+            tensor = _squeeze(tensor, (2, 3), name, '(classes, P, 1, 1)', path)
+        renamed[target] = tensor
+    return renamed, angles
+
+
+def _squeeze(tensor: Tensor, dims: tuple[int, ...], name: str, form: str, path: str) -> Tensor:
+    if tensor.ndim != 4 or any(tensor.shape[dim] != 1 for dim in dims):
+        raise UserError(
+            f'{name} in {path} must have the shape {form} of the published models, '
+            f'got {tuple(tensor.shape)}'
+        )
+    return tensor.squeeze(dims)
+
+
+def check_angles(angles: Mapping[str, Tensor], head_dims: list[int], path: str) -> None:
+    """Check the rotary angles of a file against the definition that is computed here.
+
+    ``10000 ** -linspace(0, 1, d / 4)``, each twice in place.
+
+    Args:
+        angles (Mapping[str, Tensor]): Published names to tensors of shape (d / 2,).
+        head_dims (list[int]): The width d of a head, per stage.
+        path (str): The file, for messages.
+
+    Raises:
+        UserError: If they differ: the model would turn queries and keys by other angles.
+    """
+    for name, angle in angles.items():
+        stage = int(re.search(r'layers\.(\d+)', name)[1])
+        if stage >= len(head_dims):
+            continue  # a stage that the model does not build, or has no place for
+        n = head_dims[stage] // 4
+        theta = 10000.0 ** -torch.linspace(0, 1, n, dtype=torch.float64)
+        expected = theta.repeat_interleave(2)
+        # A rounding of the exponent grows by ln(10000) = 9.2; the power and the rounding of the
+        # result add some of their own.
+        rtol = 16 * torch.finfo(angle.dtype).eps if angle.is_floating_point() else 0.0
+        if angle.shape != expected.shape or not torch.allclose(
+            angle.double(), expected, rtol=rtol, atol=0.0
+        ):
+            raise UserError(
+                f'{name} in {path} is not 10000 ** -linspace(0, 1, {n}), each twice, as these '
+                f'models define it (shape {tuple(angle.shape)}, expected {tuple(expected.shape)}); '
+                'the file is of another model'
+            )
+
+
+def measure(weights: Mapping[str, Tensor]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Read the channels and the depth of each stage off a backbone's shapes (names as here)."""
+    dims, depths = {}, {}
+    for name, tensor in weights.items():
+        match = re.match(r'stages\.(\d+)\.(\d+)\.', name)
+        if match:
+            stage, block = int(match[1]), int(match[2])
+            depths[stage] = max(depths.get(stage, 0), block + 1)
+            if name.endswith('.norm1.weight'):
+                dims[stage] = tensor.numel()
+    stages = sorted(depths)
+    return tuple(dims.get(i, 0) for i in stages), tuple(depths[i] for i in stages)
