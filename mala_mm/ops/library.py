@@ -95,8 +95,8 @@ def state_rows(kind: str, head_dim: int) -> int:
     """Rows of the float32 states (B, heads, rows, d) that the forward keeps for the backward.
 
     Rows 0..d-1 hold ``KV``, row d ``kbar``, row d+1 ``vbar``; RALA adds row d+2, ``g``, and row
-    d+3, whose first element is ``logsumexp_j(scale * g . phi(k_j))``. All weights and coefficients
-    are folded in (see :class:`Problem`).
+    d+3, where the backend notes what it needs to evaluate the softmax again. All weights and
+    coefficients are folded in (see :class:`Problem`).
     """
     return head_dim + (4 if kind == 'rala' else 2)
 

@@ -153,8 +153,15 @@ def feature_map(x):
 
 
 @triton.jit
-def feature_map_slope(x):
-    return tl.where(x > 0, 1.0, tl.exp(tl.minimum(x, 0.0)))
+def slope(feature):
+    """``phi'(x)`` from ``phi(x)``: 1 where x > 0, which is where ``phi(x) > 1``; else ``phi(x)``."""
+    return tl.minimum(feature, 1.0)
+
+
+@triton.jit
+def turn(even, odd, cos, sin):
+    """``R``; with ``-sin`` its transpose."""
+    return even * cos - odd * sin, odd * cos + even * sin
 
 
 @triton.jit
@@ -190,6 +197,16 @@ def dot(a, b, DOT: tl.constexpr):
         return tl.dot(operand(a, DOT), operand(b, DOT), input_precision='ieee')
     else:
         return tl.dot(a, b, input_precision=DOT)
+
+
+@triton.jit
+def times(x, matrix_t, DOT: tl.constexpr):
+    """``x @ matrix``, from the transposed (P, P) matrix.
+
+    Computed as ``(matrix^T x^T)^T``: the matrix then is the left operand, whose rows the warps
+    share out. As the right one every warp would hold all of it in registers.
+    """
+    return tl.trans(dot(matrix_t, tl.trans(x), DOT))
 
 
 @triton.jit
@@ -276,7 +293,7 @@ def reduce_keys(
         v_sum += tl.sum(values, axis=0)
         if ROTARY:
             cos, sin = rotary_turn(table, table_rows, tokens, valid, width, D, P)
-            even, odd = even * cos - odd * sin, odd * cos + even * sin
+            even, odd = turn(even, odd, cos, sin)
         kv += dot(tl.trans(merge(even, odd, P)), values, DOT)
 
     row = tl.arange(0, P)[:, None]
@@ -302,7 +319,7 @@ def combine(
 
     The first ``split`` of the ``rows`` numbers are multiplied by ``scale``, the others by
     ``tail_scale``. With WEIGHTED the first ones are a softmax over chunks: ``peak`` holds each
-    chunk's maximum and sum, and the logarithm of the total goes beyond the result.
+    chunk's maximum and sum, and those of all chunks go beyond the result.
     """
     blocks = tl.cdiv(rows, BLOCK)
     program = tl.program_id(0).to(tl.int64)
@@ -336,7 +353,8 @@ def combine(
         scale /= weights
         # next to g, which is the row after these: see mala_mm.ops.library.state_rows
         end = rows + (rows - split)
-        tl.store(result + end + number, highest + tl.log(weights), mask=number == 0)
+        # (two numbers rather than their logsumexp, whose rounding error all weights would share)
+        tl.store(result + end + number, tl.where(number == 0, highest, weights), mask=number < 2)
     total *= tl.where(number < split, scale, tail_scale)
     tl.store(result + number, total, mask=number < rows)
 
@@ -379,7 +397,7 @@ def apply_queries(
         odd *= a[:, None]
         if ROTARY:
             cos, sin = rotary_turn(table, table_rows, tokens, valid, width, D, P)
-            even, odd = even * cos - odd * sin, odd * cos + even * sin
+            even, odd = turn(even, odd, cos, sin)
         out = dot(merge(even, odd, P), kv, DOT)
         if MALA:
             out -= z[:, None] * v_mean[None, :]
@@ -426,7 +444,7 @@ def backward_queries(
     states += head * stride
     num_tokens = token_units * TOKEN_UNIT
 
-    kv_t = operand(load_matrix(states, D, P, True), DOT)
+    kv = operand(load_matrix(states, D, P, False), DOT)
     k_even, k_odd = split_vector(states + D * D, D, P)
     if MALA:
         v_mean = load_vector(states + D * D + D, D, P)
@@ -439,25 +457,25 @@ def backward_queries(
     for tile in range(chunk * tiles, chunk * tiles + tiles):
         tokens = tile * BLOCK_N + tl.arange(0, BLOCK_N)
         valid = tokens < num_tokens
-        x_even, x_odd = load_pairs(q, tokens, valid, q_n, q_d, Q, D, P)
+        even, odd = load_pairs(q, tokens, valid, q_n, q_d, Q, D, P)
         grad = load_tile(g, tokens, valid, g_n, g_d, G, D, P)
-        even, odd = feature_map(x_even), feature_map(x_odd)
+        even, odd = feature_map(even), feature_map(odd)
         z = row_dot(even, odd, k_even[None, :], k_odd[None, :])
         inverse = 1 / (z + eps)
         a = inverse
         if MALA:
             a += 1
-        turned_even, turned_odd = even, odd
         if ROTARY:
             cos, sin = rotary_turn(table, table_rows, tokens, valid, width, D, P)
-            turned_even = even * cos - odd * sin
-            turned_odd = odd * cos + even * sin
+        if REDUCE or GATED:
+            p_even, p_odd = even * a[:, None], odd * a[:, None]
+            if ROTARY:
+                p_even, p_odd = turn(p_even, p_odd, cos, sin)
+            p = operand(merge(p_even, p_odd, P), DOT)
         if GATED:
             gate = load_tile(o, tokens, valid, o_n, o_d, O, D, P)
-            if APPLY:
-                # y again: cheaper than to keep it
-                p = merge(turned_even * a[:, None], turned_odd * a[:, None], P)
-                y = dot(p, tl.trans(kv_t), DOT)
+            if APPLY:  # y again: cheaper than to keep it
+                y = times(p, tl.trans(kv), DOT)
                 if MALA:
                     y -= z[:, None] * v_mean[None, :]
                 y += load_tile(l, tokens, valid, l_n, l_d, L, D, P)
@@ -465,33 +483,34 @@ def backward_queries(
             grad *= gate
             if APPLY:
                 store_tile(dl, grad, tokens, valid, dl_n, dl_d, DL, D, P)
-        # gradient of R phi(q) but for its factor a: g KV^T
-        u = dot(grad, kv_t, DOT)
-        u_even, u_odd = tl.split(tl.reshape(u, (BLOCK_N, P // 2, 2)))
-        da = row_dot(turned_even, turned_odd, u_even, u_odd)
-        dz = -(da * inverse) * inverse
         if MALA:
-            dz -= tl.sum(grad * v_mean[None, :], axis=1)
+            dz = -tl.sum(grad * v_mean[None, :], axis=1)
+            if REDUCE:  # grad is 0 beyond the last token, which keeps those out of every sum
+                dv_mean -= tl.sum(z[:, None] * grad, axis=0)
+        grad = operand(grad, DOT)
         if REDUCE:
-            # grad is 0 for tokens beyond the last, which keeps them out of every sum
-            p = merge(turned_even * a[:, None], turned_odd * a[:, None], P)
             dkv += dot(tl.trans(p), grad, DOT)
+        # R_i^T (g_i KV^T): the gradient of phi(q_i) in the numerator, but for its factor a_i
+        u = times(grad, kv, DOT)
+        u_even, u_odd = tl.split(tl.reshape(u, (BLOCK_N, P // 2, 2)))
+        if ROTARY:
+            u_even, u_odd = turn(u_even, u_odd, cos, -sin)
+        da = row_dot(even, odd, u_even, u_odd)
+        if MALA:
+            dz -= (da * inverse) * inverse
+        else:
+            dz = -(da * inverse) * inverse
+        if REDUCE:
             dk_even += tl.sum(dz[:, None] * even, axis=0)
             dk_odd += tl.sum(dz[:, None] * odd, axis=0)
-            if MALA:
-                dv_mean -= tl.sum(z[:, None] * grad, axis=0)
         if APPLY:
-            u_even *= a[:, None]
-            u_odd *= a[:, None]
-            if ROTARY:  # R^T turns back
-                u_even, u_odd = u_even * cos + u_odd * sin, u_odd * cos - u_even * sin
-            u_even += dz[:, None] * k_even[None, :]
-            u_odd += dz[:, None] * k_odd[None, :]
+            u_even = u_even * a[:, None] + dz[:, None] * k_even[None, :]
+            u_odd = u_odd * a[:, None] + dz[:, None] * k_odd[None, :]
             if GLOBAL:
                 u_even += dg_even[None, :]
                 u_odd += dg_odd[None, :]
-            u_even *= feature_map_slope(x_even)
-            u_odd *= feature_map_slope(x_odd)
+            u_even *= slope(even)
+            u_odd *= slope(odd)
             store_pairs(dq, u_even, u_odd, tokens, valid, dq_n, dq_d, DQ, D, P)
 
     if REDUCE:
@@ -541,34 +560,34 @@ def backward_keys(
         g_even, g_odd = split_vector(states + (D + 2) * D, D, P)
         g_even *= scale
         g_odd *= scale
-        logsumexp = tl.load(states + (D + 3) * D)
+        highest = tl.load(states + (D + 3) * D)
+        share = 1 / tl.load(states + (D + 3) * D + 1)
         dg_even, dg_odd = tl.zeros((P // 2,), tl.float32), tl.zeros((P // 2,), tl.float32)
     dkv = operand(dkv, DOT)
     for tile in range(chunk * tiles, chunk * tiles + tiles):
         tokens = tile * BLOCK_N + tl.arange(0, BLOCK_N)
         valid = tokens < num_tokens
-        x_even, x_odd = load_pairs(k, tokens, valid, k_n, k_d, K, D, P)
+        even, odd = load_pairs(k, tokens, valid, k_n, k_d, K, D, P)
         values = load_tile(v, tokens, valid, v_n, v_d, V, D, P)
-        even, odd = feature_map(x_even), feature_map(x_odd)
+        even, odd = feature_map(even), feature_map(odd)
         if WEIGHTED:
             logit = row_dot(even, odd, g_even[None, :], g_odd[None, :])
-            weight = tl.where(valid, tl.exp(logit - logsumexp), 0.0)
+            weight = tl.where(valid, tl.exp(logit - highest) * share, 0.0)
         turned_even, turned_odd = even, odd
         if ROTARY:
             cos, sin = rotary_turn(table, table_rows, tokens, valid, width, D, P)
-            turned_even = even * cos - odd * sin
-            turned_odd = odd * cos + even * sin
+            turned_even, turned_odd = turn(even, odd, cos, sin)
         if WEIGHTED:
             turned_even *= weight[:, None]
             turned_odd *= weight[:, None]
-        grad_v = dot(merge(turned_even, turned_odd, P), dkv, DOT)
+        grad_v = times(merge(turned_even, turned_odd, P), tl.trans(dkv), DOT)
         if MALA:
             grad_v += dv_mean[None, :]
         store_tile(dv, grad_v, tokens, valid, dv_n, dv_d, DV, D, P)
-        u = dot(values, tl.trans(dkv), DOT)
+        u = times(values, dkv, DOT)
         u_even, u_odd = tl.split(tl.reshape(u, (BLOCK_N, P // 2, 2)))
         if ROTARY:
-            u_even, u_odd = u_even * cos + u_odd * sin, u_odd * cos - u_even * sin
+            u_even, u_odd = turn(u_even, u_odd, cos, -sin)
         u_even += dk_even[None, :]
         u_odd += dk_odd[None, :]
         if WEIGHTED:
@@ -579,8 +598,8 @@ def backward_keys(
             u_odd = u_odd * weight[:, None] + dlogit[:, None] * g_odd[None, :]
             dg_even += tl.sum(dlogit[:, None] * even, axis=0)
             dg_odd += tl.sum(dlogit[:, None] * odd, axis=0)
-        u_even *= feature_map_slope(x_even)
-        u_odd *= feature_map_slope(x_odd)
+        u_even *= slope(even)
+        u_odd *= slope(odd)
         store_pairs(dk, u_even, u_odd, tokens, valid, dk_n, dk_d, DK, D, P)
     if WEIGHTED:
         pairs = tl.arange(0, P // 2)

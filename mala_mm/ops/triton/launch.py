@@ -11,7 +11,7 @@ from torch import Tensor
 from ..library import Problem
 from ..rotary import rotary_tables
 from . import kernels
-from .plan import PRECISION, Config, config, cut, padded
+from .plan import Config, config, cut, padded, precision
 
 _INTERPRETED = os.environ.get('TRITON_INTERPRET') == '1'
 _COMBINE = {'BLOCK': 128, 'CHUNKS': 32, 'num_warps': 4}
@@ -84,7 +84,7 @@ class _Call:
         self.device, self.multiprocessors = _device(q.device.index)
         self.token_major = q.stride(3) == 1
         self.table = rotary_table(problem.size, self.head_dim, q.device) if problem.rotary else q
-        self.dot = PRECISION[q.dtype]
+        self.dot = precision(q.dtype)
         if _INTERPRETED:  # its dots have one precision, and no bf16
             self.dot = 'rounded' if self.dot == 'bf16' else 'ieee'
 

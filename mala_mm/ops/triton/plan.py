@@ -18,10 +18,20 @@ HEAD_DIMS = (32, 64, 96, 128)
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 PASSES = ('reduce_queries', 'reduce_keys', 'apply_queries', 'backward_queries', 'backward_keys')
 
-# What a dot multiplies. bf16 goes to the tensor cores as it is. The range of fp16 is too small for
-# KV and its gradient, and float32 has to stay float32: both are sums of products of bfloat16 parts
-# (2 parts hold every fp16 number, 3 parts every float32 one), summed in float32.
-PRECISION = {torch.bfloat16: 'bf16', torch.float16: 'bf16x3', torch.float32: 'bf16x6'}
+
+def precision(dtype: torch.dtype) -> str:
+    """What a dot multiplies.
+
+    bf16 goes to the tensor cores as it is. The range of fp16 is too small for KV and its gradient:
+    there float32 operands are split into two bfloat16 parts (which hold every fp16 number), and the
+    three products that matter are summed. float32 is multiplied in full precision, on the tensor
+    cores only if ``torch.set_float32_matmul_precision`` allows two bfloat16 parts ('high').
+    """
+    if dtype == torch.bfloat16:
+        return 'bf16'
+    if dtype == torch.float16 or torch.get_float32_matmul_precision() != 'highest':
+        return 'bf16x3'
+    return 'ieee'
 
 
 @dataclass(frozen=True)
