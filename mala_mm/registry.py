@@ -3,18 +3,41 @@
 A prefixed name such as ``type='mala_mm.MAViT'`` imports this module by itself, from any config.
 """
 
+from importlib.util import find_spec
+
+from mmengine.config.utils import MODULE2PACKAGE
+from mmengine.registry import DATASETS as MMENGINE_DATASETS
 from mmengine.registry import HOOKS as MMENGINE_HOOKS
 from mmengine.registry import MODELS as MMENGINE_MODELS
 from mmengine.registry import OPTIM_WRAPPER_CONSTRUCTORS as MMENGINE_OPTIM_WRAPPER_CONSTRUCTORS
+from mmengine.registry import OPTIM_WRAPPERS as MMENGINE_OPTIM_WRAPPERS
 from mmengine.registry import Registry
 
+# What may stand before `::` in a config's `_base_`. For mmseg, mmengine looks up the distribution
+# of upstream, and may have pip install it where another distribution provides the module.
+MODULE2PACKAGE['mala_mm'] = 'mala_mm'
+if find_spec('mmseg') is not None:
+    MODULE2PACKAGE['mmseg'] = 'mmseg'
+
 MODELS = Registry('model', parent=MMENGINE_MODELS, scope='mala_mm', locations=['mala_mm.models'])
-HOOKS = Registry('hook', parent=MMENGINE_HOOKS, scope='mala_mm', locations=['mala_mm.engine'])
+DATASETS = Registry(
+    'dataset',
+    parent=MMENGINE_DATASETS,
+    scope='mala_mm',
+    locations=['mala_mm.data.imagenet_v2'],
+)
+HOOKS = Registry('hook', parent=MMENGINE_HOOKS, scope='mala_mm', locations=['mala_mm.engine.hooks'])
+OPTIM_WRAPPERS = Registry(
+    'optim_wrapper',
+    parent=MMENGINE_OPTIM_WRAPPERS,
+    scope='mala_mm',
+    locations=['mala_mm.engine.optimizers'],
+)
 OPTIM_WRAPPER_CONSTRUCTORS = Registry(
     'optimizer wrapper constructor',
     parent=MMENGINE_OPTIM_WRAPPER_CONSTRUCTORS,
     scope='mala_mm',
-    locations=['mala_mm.engine'],
+    locations=['mala_mm.engine.optimizers'],
 )
 
 

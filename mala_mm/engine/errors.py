@@ -1,4 +1,4 @@
-"""The error that stands for a mistake of the user's rather than of the program."""
+"""Errors that stand for a mistake of the user's rather than of the program."""
 
 
 class UserError(ValueError):
@@ -7,3 +7,7 @@ class UserError(ValueError):
     The command lines print the sentence without a traceback and exit with 1. Any other exception
     is a bug and keeps its traceback.
     """
+
+
+class InvalidLossError(UserError):
+    """Training met a loss that is NaN or infinite."""
