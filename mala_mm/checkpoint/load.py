@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections import OrderedDict
+import warnings
+from collections import Counter, OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -93,6 +94,12 @@ class CheckpointGuard(Hook):
 
     def after_load_checkpoint(self, runner: Any, checkpoint: dict) -> None:
         path = runner._load_from or find_latest_checkpoint(runner.work_dir)
+        if runner._resume and not {'meta', 'message_hub', 'optimizer'} <= set(checkpoint):
+            raise UserError(
+                f'{path} holds no state of a training to resume, only '
+                f'{", ".join(map(str, list(checkpoint)[:5]))}; '
+                'to start from its weights, give it as load_from without resuming'
+            )
         checkpoint['state_dict'], _ = match(
             _unwrap(runner.model), checkpoint, str(path), other_heads=self.other_heads
         )
@@ -168,7 +175,7 @@ def _read(
     weights, _ = names.find_weights(checkpoint, path)
     if prefix is not None:
         prefix = prefix.removesuffix('.') + '.'
-        chosen = _strip(weights, prefix, keep_others=False)
+        chosen = names.strip(weights, prefix)
         if not chosen:
             raise UserError(
                 f'no name in {path} begins with {prefix!r}, they begin with '
@@ -177,35 +184,30 @@ def _read(
         weights = chosen
     published = names.is_published(weights)
     if published:
-        weights, angles = names.rename(weights, path)
-        blocks = [stage[0] for stage in getattr(backbone, 'stages', ())]
-        head_dims = [b.norm1.weight.numel() // b.attn.num_heads for b in blocks]
-        names.check_angles(angles, head_dims, path)
+        weights, angles, _ = names.rename(weights, path)
+        names.check_angles(angles, backbone, path)
+        _check_family(weights, backbone, path)
     return weights, published
 
 
-def _strip(
-    weights: OrderedDict[str, Tensor], prefix: str, keep_others: bool
-) -> OrderedDict[str, Tensor]:
-    """Take a prefix off the names, and off those of torch's notes about modules."""
-    stripped = OrderedDict(
-        (name.removeprefix(prefix), tensor)
-        for name, tensor in weights.items()
-        if keep_others or name.startswith(prefix)
-    )
-    stripped._metadata = OrderedDict(
-        ((name + '.').removeprefix(prefix).removesuffix('.'), note)
-        for name, note in getattr(weights, '_metadata', {}).items()
-        if (name + '.').startswith(prefix)
-    )
-    return stripped
+def _check_family(weights: Mapping[str, Tensor], backbone: nn.Module, path: str) -> None:
+    """Warn if a published classifier's tail is that of the other family."""
+    family, attn_types = names.family_of(weights), getattr(backbone, 'attn_types', ())
+    if family is not None and names.OPERATORS[family] not in attn_types:
+        message = (
+            f'{path} is a {family} by its classifier and was trained with '
+            f'{names.OPERATORS[family]}, the model is a {type(backbone).__name__} with '
+            f'{", ".join(attn_types)}: set its type to match, unless this is meant.'
+        )
+        print_log(message, logger='current', level=logging.WARNING)
+        warnings.warn(message, stacklevel=2)
 
 
 def _align(weights: OrderedDict[str, Tensor], model_prefix: str) -> OrderedDict[str, Tensor]:
     """Give the backbone's names the prefix that they have in the model."""
     prefixed = any(name.startswith(names.BACKBONE) for name in weights)
     if prefixed and not model_prefix:
-        return _strip(weights, names.BACKBONE, keep_others=True)
+        return names.strip(weights, names.BACKBONE, keep_others=True)
     if model_prefix and not prefixed and any(n.startswith('stages.') for n in weights):
         aligned = OrderedDict((model_prefix + name, tensor) for name, tensor in weights.items())
         aligned._metadata = OrderedDict(
@@ -220,7 +222,7 @@ def _check_arch(
     backbone: nn.Module, weights: Mapping[str, Tensor], model_prefix: str, path: str
 ) -> None:
     """Refuse a file of another size by name, rather than by the first tensor that differs."""
-    dims, depths = names.measure(_strip(weights, model_prefix, keep_others=False))
+    dims, depths = names.measure(names.strip(weights, model_prefix))
     model_dims, model_depths = names.measure(backbone.state_dict())
     shared = min(len(dims), len(model_dims))  # stages that the model does not build do not matter
     if dims[:shared] == model_dims[:shared] and depths[:shared] == model_depths[:shared]:
@@ -292,6 +294,12 @@ def _log(
         ('OF ANOTHER SHAPE, these keep their initial values', report.mismatched, False),
     ):  # fmt: skip
         if listed:
-            lines.append(f'{title}: {", ".join(listed)}')
+            lines.append(f'{title}: {", ".join(_modules(listed) if is_expected else listed)}')
             level = level if is_expected else logging.WARNING
     print_log('\n  '.join(lines), logger='current', level=level)
+
+
+def _modules(listed: list[str]) -> list[str]:
+    """Sum names up by module, as in ``stages.3 (40)``."""
+    counts = Counter(re.match(r'(?:backbone\.)?\w+(?:\.\d+)?', name)[0] for name in listed)
+    return [f'{module} ({count})' for module, count in counts.items()]

@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from collections import OrderedDict
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from mala_mm.engine.errors import UserError
 
@@ -16,6 +17,9 @@ CONTAINERS = ('state_dict', 'model', 'model_ema')
 
 BACKBONE = 'backbone.'
 """How detectors, segmentors and classifiers prefix the names of their backbone."""
+
+OPERATORS = dict(mavit='mala', ravlt='rala')
+"""The attention that each family was trained with in its first two stages."""
 
 TAIL_WIDTHS = {
     'mavit': dict(tiny=2048, small=2048, base=2048, large=2560),
@@ -82,7 +86,7 @@ def find_weights(
         )
     content = checkpoint if container is None else checkpoint[container]
     weights = OrderedDict(
-        (name.removeprefix('module.'), value)
+        (name, value)
         for name, value in content.items()
         if isinstance(name, str) and isinstance(value, Tensor)
     )
@@ -91,10 +95,35 @@ def find_weights(
             f'checkpoint {path} holds no weights, only {sorted(map(str, content))[:8]}; give a '
             f'file with a state dict, bare or under one of {", ".join(CONTAINERS)}'
         )
-    metadata = getattr(content, '_metadata', None)
-    if metadata is not None:
-        weights._metadata = metadata
-    return weights, container
+    weights._metadata = getattr(content, '_metadata', OrderedDict())
+    return strip(weights, 'module.', keep_others=True), container
+
+
+def strip(
+    weights: OrderedDict[str, Tensor], prefix: str, keep_others: bool = False
+) -> OrderedDict[str, Tensor]:
+    """Take a prefix off the names, and off those in torch's notes about the modules.
+
+    Args:
+        weights (OrderedDict[str, Tensor]): The weights.
+        prefix (str): The prefix, with its dot.
+        keep_others (bool): Whether to keep what does not begin with it.
+    """
+    stripped = OrderedDict(
+        (name.removeprefix(prefix), tensor)
+        for name, tensor in weights.items()
+        if keep_others or name.startswith(prefix)
+    )
+    if len(stripped) == 0:
+        return stripped
+    notes = getattr(weights, '_metadata', {})
+    # The note about `backbone` becomes the one about the whole, whose name is empty.
+    chosen = {name: note for name, note in notes.items() if f'{name}.'.startswith(prefix)}
+    stripped._metadata = OrderedDict(
+        (f'{name}.'.removeprefix(prefix).removesuffix('.'), note)
+        for name, note in (chosen or notes).items()
+    )
+    return stripped
 
 
 def is_published(weights: Mapping[str, Tensor]) -> bool:
@@ -105,9 +134,24 @@ def is_published(weights: Mapping[str, Tensor]) -> bool:
     )
 
 
-def rename(
-    weights: Mapping[str, Tensor], path: str
-) -> tuple[OrderedDict[str, Tensor], OrderedDict[str, Tensor]]:
+class Renamed(NamedTuple):
+    """Published weights under the names that they have here.
+
+    Attributes:
+        weights (OrderedDict[str, Tensor]): Those of a whole model: its backbone under
+            ``backbone.``, a classifier's tail under ``neck.`` and ``head.``, a detector's or
+            segmentor's heads as they were.
+        angles (OrderedDict[str, Tensor]): The rotary angles, which are computed here, under their
+            published names.
+        sources (dict[str, str]): The published name of each weight.
+    """
+
+    weights: OrderedDict[str, Tensor]
+    angles: OrderedDict[str, Tensor]
+    sources: dict[str, str]
+
+
+def rename(weights: Mapping[str, Tensor], path: str) -> Renamed:
     """Give published weights the names and shapes that they have here.
 
     Args:
@@ -115,38 +159,29 @@ def rename(
             a segmentor.
         path (str): The file they are from, for messages.
 
-    Returns:
-        tuple[OrderedDict[str, Tensor], OrderedDict[str, Tensor]]: The weights of a whole model, its
-        backbone under ``backbone.``, a classifier's tail under ``neck.`` and ``head.`` and a
-        detector's or segmentor's heads as they were; and the rotary angles, which are buffers that
-        are computed here.
-
     Raises:
-        UserError: If a layer scale or a projection has another shape than the published ones.
+        UserError: If a layer scale or the classifier has another form than the published ones.
     """
     dense = any(name.startswith(BACKBONE) for name in weights)
-    renamed, angles = OrderedDict(), OrderedDict()
-    for name, tensor in weights.items():
-        trunk_name = name.removeprefix(BACKBONE)
-        if dense and trunk_name == name:
-            renamed[name] = tensor
+    renamed = Renamed(OrderedDict(), OrderedDict(), {})
+    for source, tensor in weights.items():
+        is_head = dense and not source.startswith(BACKBONE)
+        name = source.removeprefix(BACKBONE)
+        if re.fullmatch(_ANGLE, name):
+            renamed.angles[source] = tensor
             continue
-        if re.fullmatch(_ANGLE, trunk_name):
-            angles[name] = tensor
-            continue
-        target = _rename(trunk_name, _TRUNK)
-        if target is not None:
-            target = BACKBONE + target
+        target = source
+        if not is_head and (trunk := _rename(name, _TRUNK)):
+            target = BACKBONE + trunk
         elif not dense:
-            target = _rename(name, _TAIL)
-        if target is None:
-            target = name
-        elif re.search(r'\.gamma[12]\.weight$', target):
-            tensor = _squeeze(tensor, (0, 2, 3), name, '(1, C, 1, 1)', path)
-        elif target == 'head.fc.weight':
-            tensor = _squeeze(tensor, (2, 3), name, '(classes, P, 1, 1)', path)
-        renamed[target] = tensor
-    return renamed, angles
+            target = _rename(name, _TAIL) or source
+        if target != source and re.search(r'\.gamma[12]\.weight$', target):
+            tensor = _squeeze(tensor, (0, 2, 3), source, '(1, C, 1, 1)', path)
+        elif target != source and target == 'head.fc.weight':
+            tensor = _squeeze(tensor, (2, 3), source, '(classes, P, 1, 1)', path)
+        renamed.weights[target] = tensor
+        renamed.sources[target] = source
+    return renamed
 
 
 def _squeeze(tensor: Tensor, dims: tuple[int, ...], name: str, form: str, path: str) -> Tensor:
@@ -158,24 +193,26 @@ def _squeeze(tensor: Tensor, dims: tuple[int, ...], name: str, form: str, path: 
     return tensor.squeeze(dims)
 
 
-def check_angles(angles: Mapping[str, Tensor], head_dims: list[int], path: str) -> None:
+def check_angles(angles: Mapping[str, Tensor], backbone: nn.Module, path: str) -> None:
     """Check the rotary angles of a file against the definition that is computed here.
 
     ``10000 ** -linspace(0, 1, d / 4)``, each twice in place.
 
     Args:
         angles (Mapping[str, Tensor]): Published names to tensors of shape (d / 2,).
-        head_dims (list[int]): The width d of a head, per stage.
+        backbone (nn.Module): The model, for the width d of its heads.
         path (str): The file, for messages.
 
     Raises:
         UserError: If they differ: the model would turn queries and keys by other angles.
     """
+    stages = getattr(backbone, 'stages', ())
     for name, angle in angles.items():
-        stage = int(re.search(r'layers\.(\d+)', name)[1])
-        if stage >= len(head_dims):
-            continue  # a stage that the model does not build, or has no place for
-        n = head_dims[stage] // 4
+        index = int(re.search(_ANGLE, name)[1])
+        if index >= len(stages):
+            continue  # a stage that the model does not build
+        block = stages[index][0]
+        n = block.norm1.weight.numel() // block.attn.num_heads // 4
         theta = 10000.0 ** -torch.linspace(0, 1, n, dtype=torch.float64)
         expected = theta.repeat_interleave(2)
         # A rounding of the exponent grows by ln(10000) = 9.2; the power and the rounding of the
@@ -203,3 +240,10 @@ def measure(weights: Mapping[str, Tensor]) -> tuple[tuple[int, ...], tuple[int, 
                 dims[stage] = tensor.numel()
     stages = sorted(depths)
     return tuple(dims.get(i, 0) for i in stages), tuple(depths[i] for i in stages)
+
+
+def family_of(weights: Mapping[str, Tensor]) -> str | None:
+    """Tell the family by the width of a classifier's projection, if the weights have one."""
+    width = weights['neck.proj.weight'].shape[0] if 'neck.proj.weight' in weights else None
+    found = (name for name, widths in TAIL_WIDTHS.items() if width in widths.values())
+    return next(found, None)

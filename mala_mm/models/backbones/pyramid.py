@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import logging
+import warnings
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from mmcv.cnn import build_norm_layer
-from mmengine.model import BaseModule, ModuleList, Sequential
+from mmengine.logging import print_log
+from mmengine.model import BaseModule, ModuleList, PretrainedInit, Sequential, update_init_info
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -19,7 +23,8 @@ class AttentionPyramid(BaseModule):
     The base of :class:`MAViT` and :class:`RAVLT`, which only name their linear attention. The
     published models are hybrids: linear attention in stages 1 and 2, where the maps are large,
     softmax attention in stages 3 and 4. Weights do not depend on that choice, so a checkpoint
-    loads into the wrong one without an error.
+    loads into the wrong one without an error. State dicts therefore note it, and loading one into
+    a model with other operators warns.
 
     Args:
         arch (str | dict): ``'tiny'``, ``'small'``, ``'base'``, ``'large'`` or a dict with
@@ -45,6 +50,8 @@ class AttentionPyramid(BaseModule):
             prediction wants it. The published classifiers have none.
         with_cp (bool): Whether to recompute blocks in the backward pass, to save memory.
         init_cfg (dict | list[dict], optional): mmengine's initialisation config.
+            ``dict(type='Pretrained', checkpoint=...)`` takes this package's files and those with
+            the published names, see :func:`mala_mm.checkpoint.load_into`.
 
     Raises:
         TypeError: If ``arch`` is neither a name nor a dict.
@@ -249,6 +256,51 @@ class AttentionPyramid(BaseModule):
                 norm = getattr(self, f'norm{i}', None)
                 outs.append(x if norm is None else norm(x))
         return tuple(outs)
+
+    def init_weights(self) -> None:
+        """Initialise the weights from ``init_cfg``.
+
+        Raises:
+            mala_mm.engine.errors.UserError: If a ``Pretrained`` file does not fit.
+        """
+        configs = [self.init_cfg] if isinstance(self.init_cfg, dict) else list(self.init_cfg or ())
+        pretrained = [cfg for cfg in configs if cfg['type'] in ('Pretrained', PretrainedInit)]
+        load_after = not self.is_init
+        self.init_cfg, init_cfg = [cfg for cfg in configs if cfg not in pretrained], self.init_cfg
+        super().init_weights()
+        self.init_cfg = init_cfg
+        for cfg in pretrained if load_after else ():
+            from mala_mm.checkpoint import load_into
+
+            load_into(
+                self,
+                cfg['checkpoint'],
+                prefix=cfg.get('prefix'),
+                map_location=cfg.get('map_location', 'cpu'),
+            )
+            if hasattr(self, '_params_init_info'):
+                update_init_info(self, init_info=f'Pretrained: load from {cfg["checkpoint"]}')
+
+    def _save_to_state_dict(self, destination: dict, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        if hasattr(destination, '_metadata'):
+            note = dict(family=type(self).__name__, attn_types=list(self.attn_types))
+            destination._metadata[prefix[:-1]].update(note)
+
+    def _load_from_state_dict(
+        self, state_dict: dict, prefix: str, local_metadata: dict, *args: Any
+    ) -> None:
+        trained, built = local_metadata.get('attn_types'), len(self.stages)
+        if trained is not None and tuple(trained[:built]) != self.attn_types[:built]:
+            message = (
+                f'These weights are of a {local_metadata.get("family")} with attention '
+                f'{", ".join(trained)}, the model is a {type(self).__name__} with '
+                f'{", ".join(self.attn_types)}: they load, but its outputs are not those that '
+                'they were trained for. Set type or attn_types to match, unless this is meant.'
+            )
+            print_log(message, logger='current', level=logging.WARNING)
+            warnings.warn(message, stacklevel=2)
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, *args)
 
     def _frozen_modules(self) -> list[nn.Module]:
         if self.frozen_stages < 0:
