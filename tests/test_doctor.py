@@ -1,0 +1,106 @@
+"""What the doctor says of a whole, a bare and a broken installation."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from mala_mm import doctor
+
+
+def run(*options, path=()):
+    return subprocess.run(
+        [sys.executable, *options, '-m', 'mala_mm.doctor'],
+        env={**os.environ, 'PYTHONPATH': os.pathsep.join(map(str, path))},
+        capture_output=True,
+        text=True,
+    )
+
+
+def test_whole_installation(repo):
+    result = run(path=[repo])
+    assert result.returncode == 0, result.stdout + result.stderr
+    rows = {line.split()[0]: line for line in result.stdout.splitlines() if line}
+    for package in doctor.PACKAGES:
+        assert rows[package.module].endswith('ok')
+    assert rows['mmcv']
+    assert 'mmcv ops on cpu              ok' in result.stdout
+    assert result.stdout.endswith('Training works here.\n')
+
+
+def test_bare_python_is_told_what_to_install(repo):
+    result = run('-S', path=[repo])  # without site-packages
+    assert result.returncode == 1
+    assert result.stderr == ''
+    assert 'torch is not installed' in result.stdout
+    assert 'python -m pip install torch\n' in result.stdout
+    assert result.stdout.endswith('Training cannot work here.\n')
+
+
+def test_broken_torch_is_the_only_cause_named(repo, tmp_path):
+    (tmp_path / 'torch.py').write_text("raise OSError('libcudart.so: cannot open')")
+    result = run(path=[tmp_path, repo])
+    assert result.returncode == 1
+    assert 'Traceback' not in result.stderr
+    assert '1. torch cannot be imported (libcudart.so: cannot open).' in result.stdout
+    assert '2.' not in result.stdout.split('1. torch', 1)[1].replace('2.1', '')
+    assert 'not tried without torch' in result.stdout
+
+
+def test_operators_that_do_not_work(monkeypatch):
+    def fail(device):
+        raise RuntimeError("No module named 'mmcv._ext'")
+
+    monkeypatch.setattr(doctor, '_run_nms', fail)
+    report = doctor.Report()
+    doctor._try_operators('onedl', report)
+    (problem,) = report.problems
+    assert report.fatal
+    assert "(No module named 'mmcv._ext')" in problem.text
+    for part in ('MMCV_WITH_OPS=1', '--no-build-isolation', '--no-binary onedl-mmcv'):
+        assert part in problem.remedy
+
+
+def test_wrong_result_of_nms_is_a_problem(monkeypatch):
+    ops = pytest.importorskip('mmcv.ops')
+    monkeypatch.setattr(ops, 'nms', lambda boxes, scores, iou_threshold: (boxes, scores.long()))
+    with pytest.raises(RuntimeError, match='nms kept the boxes'):
+        doctor._run_nms('cpu')
+
+
+def test_both_lines_in_one_environment(monkeypatch):
+    monkeypatch.setattr(doctor, '_version', lambda name: '1.0' if 'mm' in name else '')
+    report = doctor.Report()
+    assert doctor._find_line(report) == 'onedl'
+    (problem,) = report.problems
+    assert problem.fatal
+    for name in ('onedl-mmcv', ' mmcv', 'onedl-mmdetection', ' mmdet'):
+        assert name in problem.remedy
+
+
+def test_what_is_not_needed_for_training_is_no_failure(monkeypatch):
+    monkeypatch.setattr(doctor.importlib.util, 'find_spec', lambda name: None)
+    for package in doctor.PACKAGES:
+        report = doctor.Report()
+        doctor._try_package(package, 'upstream', set(), report)
+        (problem,) = report.problems
+        assert report.fatal == (package.module not in ('torchvision', 'triton', 'mmpretrain'))
+        assert package.names[-1] in problem.remedy
+
+
+def test_kernels_that_do_not_run_on_the_gpu(monkeypatch):
+    torch = pytest.importorskip('torch')
+    monkeypatch.setattr(torch.cuda, 'is_available', lambda: True)
+    monkeypatch.setattr(torch.cuda, 'get_device_name', lambda: 'a GPU')
+    monkeypatch.setattr(
+        doctor, '_failure', lambda action: None if action != doctor._run_kernel else 'x'
+    )
+    report = doctor.Report()
+    doctor._try_gpu({'torch', 'triton'}, report)
+    assert [problem.text for problem in report.problems] == ['The Triton kernels do not run (x).']
+    assert ('kernels', '', 'broken') in report.rows
+
+
+def test_remedy_for_torchvision_exists():
+    assert (doctor._torchvision_cpu() / 'pyproject.toml').is_file()
