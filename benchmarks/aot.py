@@ -35,10 +35,10 @@ class Case:
     dtype: str
     arch: int
     kind: str = 'mala'
-    gated: bool = True
+    gated: bool = False
     token_major: bool = True
     aligned: bool = True
-    part: str = ''  # of RALA's backward_queries: 'reduce' or 'apply'
+    part: str = ''  # 'reduce' or 'apply' of RALA's backward_queries, 'gate' of apply_queries
 
     def __str__(self) -> str:
         words = [self.name, f'd{self.head_dim}', self.dtype, f'sm_{self.arch}', self.kind]
@@ -86,19 +86,18 @@ def _passes(head_dim: int, dtype: str, arch: int) -> Iterator[Case]:
     common = {'head_dim': head_dim, 'dtype': dtype, 'arch': arch}
     for kind in ('mala', 'rala'):
         if kind == 'rala':
-            yield Case('reduce_queries', kind=kind, gated=False, **common)
-        yield Case('reduce_keys', kind=kind, gated=False, **common)
+            yield Case('reduce_queries', kind=kind, **common)
+        yield Case('reduce_keys', kind=kind, **common)
         if kind == 'mala':  # RALA's is that of MALA less a term
-            yield Case('apply_queries', kind=kind, **common)
-            yield Case('backward_queries', kind=kind, **common)
+            yield Case('apply_queries', gated=True, **common)
+            yield Case('apply_queries', gated=True, part='gate', **common)
+            yield Case('backward_queries', **common)
         else:
             yield Case('backward_queries', kind=kind, part='reduce', **common)
             yield Case('backward_queries', kind=kind, part='apply', **common)
-        yield Case('backward_keys', kind=kind, gated=False, **common)
-    yield Case('reduce_keys', gated=False, token_major=False, **common)
-    yield Case('apply_queries', token_major=False, **common)
-    yield Case('backward_queries', token_major=False, **common)
-    yield Case('backward_keys', gated=False, token_major=False, **common)
+        yield Case('backward_keys', kind=kind, **common)
+    for name in ('reduce_keys', 'apply_queries', 'backward_queries', 'backward_keys'):
+        yield Case(name, gated=name == 'apply_queries', token_major=False, **common)
 
 
 def compile_case(case: Case, config=None):
@@ -132,6 +131,7 @@ def compile_case(case: Case, config=None):
         'MALA': case.kind == 'mala',
         'WEIGHTED': rala,
         'GATED': case.gated,
+        'BACKWARD': case.part == 'gate',
         'DOT': plan.precision(dtype),
         'REDUCE': case.part != 'apply',
         'APPLY': case.part != 'reduce',

@@ -5,9 +5,10 @@ Conventions, in all kernels:
 - A tile is BLOCK_N tokens by P channels, P being the head width D rounded up to a power of two.
 - Channels that the rotary embedding pairs are held as two tiles, even and odd, (BLOCK_N, P / 2).
 - Everything between a load and a store is float32, but for the operands of a dot (``operand``).
-- A tensor comes as a pointer, four strides and a layout code ``8 * order + log2(unit)``: order 0
-  has adjacent channels, 1 adjacent tokens, 2 neither. Strides (but that of 1) are in multiples of
-  ``unit`` elements, so that the compiler knows how wide a load may be, whatever their values.
+- A tensor comes as a pointer, four strides and a layout code ``32 * wide + 8 * order +
+  log2(unit)``: order 0 has adjacent channels, 1 adjacent tokens, 2 neither. Strides (but that of 1)
+  are in multiples of ``unit`` elements, so that the compiler knows how wide a load may be, whatever
+  their values; ``wide`` says that a tile spans more than 2^31 elements.
   ``TOKEN_UNIT`` does the same for the number of tokens.
 - Run-time integers never specialise a kernel: a new H x W compiles nothing.
 """
@@ -18,7 +19,7 @@ import triton
 import triton.language as tl
 
 RUNTIME_INTEGERS = [
-    *(f'{x}_{s}' for x in ('q', 'k', 'v', 'y', 'l', 'o', 'g', 'dq', 'dk', 'dv', 'dl', 'do')
+    *(f'{x}_{s}' for x in ('q', 'k', 'v', 'y', 'l', 'o', 'g', 'dq', 'dk', 'dv', 'dl')
       for s in 'bhnd'),
     'heads', 'width', 'token_units', 'chunks', 'tiles', 'table_rows', 'rows', 'split', 'stride',
 ]  # fmt: skip
@@ -39,44 +40,54 @@ def head_start(x, batch, head, stride_b, stride_h, LAYOUT: tl.constexpr):
 
 
 @triton.jit
-def offsets(tokens, channels, stride_n, stride_d, LAYOUT: tl.constexpr):
-    """Offsets of a (tokens, channels) tile, with what is known of their alignment."""
+def places(x, first, channels, stride_n, stride_d, LAYOUT: tl.constexpr, BLOCK_N: tl.constexpr):
+    """Pointers to a tile of the tokens from ``first`` on, with what is known of their alignment.
+
+    The way to the tile is 64 bits wide and the same for all threads; inside of the tile 32 bits do
+    unless the strides are enormous (WIDE).
+    """
     unit: tl.constexpr = 1 << (LAYOUT % 8)
-    tokens = tokens.to(tl.int64)[:, None]
-    channels = channels.to(tl.int64)[None, :]
-    if LAYOUT // 8 == 0:
-        return tokens * (stride_n.to(tl.int64) * unit) + channels
-    elif LAYOUT // 8 == 1:
-        return tokens + channels * (stride_d.to(tl.int64) * unit)
+    order: tl.constexpr = (LAYOUT // 8) % 4
+    tokens = tl.arange(0, BLOCK_N)[:, None]
+    channels = channels[None, :]
+    if LAYOUT // 32 == 1:  # WIDE
+        stride_n = stride_n.to(tl.int64)
+        stride_d = stride_d.to(tl.int64)
+    if order == 0:
+        start = x + first.to(tl.int64) * stride_n * unit
+        return start + (tokens * (stride_n * unit) + channels)
+    elif order == 1:
+        return x + first.to(tl.int64) + (tokens + channels * (stride_d * unit))
     else:
-        return tokens * stride_n.to(tl.int64) + channels * stride_d.to(tl.int64)
+        start = x + first.to(tl.int64) * stride_n
+        return start + (tokens * stride_n + channels * stride_d)
 
 
 @triton.jit
-def load_tile(x, tokens, valid, stride_n, stride_d, LAYOUT: tl.constexpr, D: tl.constexpr,
+def load_tile(x, first, valid, stride_n, stride_d, LAYOUT: tl.constexpr, D: tl.constexpr,
               P: tl.constexpr):  # fmt: skip
     """Tile (BLOCK_N, P) in float32, zero outside."""
     channels = tl.arange(0, P)
     mask = valid[:, None] & (channels < D)[None, :]
-    place = offsets(tokens, channels, stride_n, stride_d, LAYOUT)
-    return tl.load(x + place, mask=mask, other=0.0).to(tl.float32)
+    place = places(x, first, channels, stride_n, stride_d, LAYOUT, valid.shape[0])
+    return tl.load(place, mask=mask, other=0.0).to(tl.float32)
 
 
 @triton.jit
-def load_pairs(x, tokens, valid, stride_n, stride_d, LAYOUT: tl.constexpr, D: tl.constexpr,
+def load_pairs(x, first, valid, stride_n, stride_d, LAYOUT: tl.constexpr, D: tl.constexpr,
                P: tl.constexpr):  # fmt: skip
     """Even and odd channels of a tile, (BLOCK_N, P / 2) each, in float32, zero outside."""
-    if LAYOUT // 8 == 0:  # one wide load, parted within a thread
-        tile = load_tile(x, tokens, valid, stride_n, stride_d, LAYOUT, D, P)
+    if (LAYOUT // 8) % 4 == 0:  # one wide load, parted within a thread
+        tile = load_tile(x, first, valid, stride_n, stride_d, LAYOUT, D, P)
         return tl.split(tl.reshape(tile, (tile.shape[0], P // 2, 2)))
     else:  # a channel is a row of memory: each row is loaded once anyway
         pairs = tl.arange(0, P // 2)
         mask = valid[:, None] & (pairs < D // 2)[None, :]
-        even = offsets(tokens, 2 * pairs, stride_n, stride_d, LAYOUT)
-        odd = offsets(tokens, 2 * pairs + 1, stride_n, stride_d, LAYOUT)
+        even = places(x, first, 2 * pairs, stride_n, stride_d, LAYOUT, valid.shape[0])
+        odd = places(x, first, 2 * pairs + 1, stride_n, stride_d, LAYOUT, valid.shape[0])
         return (
-            tl.load(x + even, mask=mask, other=0.0).to(tl.float32),
-            tl.load(x + odd, mask=mask, other=0.0).to(tl.float32),
+            tl.load(even, mask=mask, other=0.0).to(tl.float32),
+            tl.load(odd, mask=mask, other=0.0).to(tl.float32),
         )
 
 
@@ -91,26 +102,26 @@ def cast(x, dtype: tl.constexpr):
 
 
 @triton.jit
-def store_tile(x, tile, tokens, valid, stride_n, stride_d, LAYOUT: tl.constexpr, D: tl.constexpr,
+def store_tile(x, tile, first, valid, stride_n, stride_d, LAYOUT: tl.constexpr, D: tl.constexpr,
                P: tl.constexpr):  # fmt: skip
     channels = tl.arange(0, P)
     mask = valid[:, None] & (channels < D)[None, :]
-    place = offsets(tokens, channels, stride_n, stride_d, LAYOUT)
-    tl.store(x + place, cast(tile, x.dtype.element_ty), mask=mask)
+    place = places(x, first, channels, stride_n, stride_d, LAYOUT, valid.shape[0])
+    tl.store(place, cast(tile, x.dtype.element_ty), mask=mask)
 
 
 @triton.jit
-def store_pairs(x, even, odd, tokens, valid, stride_n, stride_d, LAYOUT: tl.constexpr,
+def store_pairs(x, even, odd, first, valid, stride_n, stride_d, LAYOUT: tl.constexpr,
                 D: tl.constexpr, P: tl.constexpr):  # fmt: skip
-    if LAYOUT // 8 == 0:
-        store_tile(x, merge(even, odd, P), tokens, valid, stride_n, stride_d, LAYOUT, D, P)
+    if (LAYOUT // 8) % 4 == 0:
+        store_tile(x, merge(even, odd, P), first, valid, stride_n, stride_d, LAYOUT, D, P)
     else:
         pairs = tl.arange(0, P // 2)
         mask = valid[:, None] & (pairs < D // 2)[None, :]
-        place = offsets(tokens, 2 * pairs, stride_n, stride_d, LAYOUT)
-        tl.store(x + place, cast(even, x.dtype.element_ty), mask=mask)
-        place = offsets(tokens, 2 * pairs + 1, stride_n, stride_d, LAYOUT)
-        tl.store(x + place, cast(odd, x.dtype.element_ty), mask=mask)
+        place = places(x, first, 2 * pairs, stride_n, stride_d, LAYOUT, valid.shape[0])
+        tl.store(place, cast(even, x.dtype.element_ty), mask=mask)
+        place = places(x, first, 2 * pairs + 1, stride_n, stride_d, LAYOUT, valid.shape[0])
+        tl.store(place, cast(odd, x.dtype.element_ty), mask=mask)
 
 
 @triton.jit
@@ -232,9 +243,10 @@ def reduce_queries(
     num_tokens = token_units * TOKEN_UNIT
     total = tl.zeros((P,), tl.float32)
     for tile in range(chunk * tiles, chunk * tiles + tiles):
-        tokens = tile * BLOCK_N + tl.arange(0, BLOCK_N)
+        first = tile * BLOCK_N
+        tokens = first + tl.arange(0, BLOCK_N)
         valid = tokens < num_tokens
-        x = feature_map(load_tile(q, tokens, valid, q_n, q_d, Q, D, P))
+        x = feature_map(load_tile(q, first, valid, q_n, q_d, Q, D, P))
         total += tl.sum(tl.where(valid[:, None], x, 0.0), axis=0)
     channels = tl.arange(0, P)
     tl.store(part + program * D + channels, total, mask=channels < D)
@@ -269,10 +281,11 @@ def reduce_keys(
         g_odd *= scale
         highest, weights = float('-inf'), 0.0
     for tile in range(chunk * tiles, chunk * tiles + tiles):
-        tokens = tile * BLOCK_N + tl.arange(0, BLOCK_N)
+        first = tile * BLOCK_N
+        tokens = first + tl.arange(0, BLOCK_N)
         valid = tokens < num_tokens
-        even, odd = load_pairs(k, tokens, valid, k_n, k_d, K, D, P)
-        values = load_tile(v, tokens, valid, v_n, v_d, V, D, P)
+        even, odd = load_pairs(k, first, valid, k_n, k_d, K, D, P)
+        values = load_tile(v, first, valid, v_n, v_d, V, D, P)
         even = tl.where(valid[:, None], feature_map(even), 0.0)
         odd = tl.where(valid[:, None], feature_map(odd), 0.0)
         if WEIGHTED:
@@ -362,12 +375,18 @@ def combine(
 @jit
 def apply_queries(
     q, q_b, q_h, q_n, q_d, y, y_b, y_h, y_n, y_d, l, l_b, l_h, l_n, l_d, o, o_b, o_h, o_n, o_d,
-    states, table, table_rows, eps, heads, width, token_units, chunks, tiles, stride,
+    g, g_b, g_h, g_n, g_d, dl, dl_b, dl_h, dl_n, dl_d, states, table, table_rows, eps, heads, width, token_units, chunks, tiles, stride,
     D: tl.constexpr, P: tl.constexpr, BLOCK_N: tl.constexpr, TOKEN_UNIT: tl.constexpr,
     Q: tl.constexpr, Y: tl.constexpr, L: tl.constexpr, O: tl.constexpr,
-    ROTARY: tl.constexpr, MALA: tl.constexpr, GATED: tl.constexpr, DOT: tl.constexpr,
+    G: tl.constexpr, DL: tl.constexpr,
+    ROTARY: tl.constexpr, MALA: tl.constexpr, GATED: tl.constexpr, BACKWARD: tl.constexpr,
+    DOT: tl.constexpr,
 ):  # fmt: skip
-    """``y_i = a_i (R_i phi(q_i)) KV - b_i vbar``; with GATED ``(y_i + l_i) * o_i``."""
+    """``y_i = a_i (R_i phi(q_i)) KV - b_i vbar``; with GATED ``(y_i + l_i) * o_i``.
+
+    With BACKWARD ``y`` receives the gradient of the gate, ``g_i * (y_i + l_i)``, and ``dl`` that of
+    what was gated, ``g_i * o_i``: to compute y again moves less than to keep it.
+    """
     program = tl.program_id(0).to(tl.int64)
     chunk = (program % chunks).to(tl.int32)
     head = program // chunks
@@ -377,6 +396,9 @@ def apply_queries(
     if GATED:
         l = head_start(l, batch, inner, l_b, l_h, L)
         o = head_start(o, batch, inner, o_b, o_h, O)
+    if BACKWARD:
+        g = head_start(g, batch, inner, g_b, g_h, G)
+        dl = head_start(dl, batch, inner, dl_b, dl_h, DL)
     states += head * stride
     num_tokens = token_units * TOKEN_UNIT
 
@@ -385,9 +407,10 @@ def apply_queries(
     if MALA:
         v_mean = load_vector(states + D * D + D, D, P)
     for tile in range(chunk * tiles, chunk * tiles + tiles):
-        tokens = tile * BLOCK_N + tl.arange(0, BLOCK_N)
+        first = tile * BLOCK_N
+        tokens = first + tl.arange(0, BLOCK_N)
         valid = tokens < num_tokens
-        even, odd = load_pairs(q, tokens, valid, q_n, q_d, Q, D, P)
+        even, odd = load_pairs(q, first, valid, q_n, q_d, Q, D, P)
         even, odd = feature_map(even), feature_map(odd)
         z = row_dot(even, odd, k_even[None, :], k_odd[None, :])
         a = 1 / (z + eps)
@@ -402,9 +425,14 @@ def apply_queries(
         if MALA:
             out -= z[:, None] * v_mean[None, :]
         if GATED:
-            out += load_tile(l, tokens, valid, l_n, l_d, L, D, P)
-            out *= load_tile(o, tokens, valid, o_n, o_d, O, D, P)
-        store_tile(y, out, tokens, valid, y_n, y_d, Y, D, P)
+            out += load_tile(l, first, valid, l_n, l_d, L, D, P)
+            gate = load_tile(o, first, valid, o_n, o_d, O, D, P)
+            if BACKWARD:
+                grad = load_tile(g, first, valid, g_n, g_d, G, D, P)
+                store_tile(dl, grad * gate, first, valid, dl_n, dl_d, DL, D, P)
+                gate = grad
+            out *= gate
+        store_tile(y, out, first, valid, y_n, y_d, Y, D, P)
 
 
 # --- backward -------------------------------------------------------------------------------------
@@ -412,19 +440,16 @@ def apply_queries(
 
 @jit
 def backward_queries(
-    q, q_b, q_h, q_n, q_d, g, g_b, g_h, g_n, g_d, l, l_b, l_h, l_n, l_d, o, o_b, o_h, o_n, o_d,
-    dq, dq_b, dq_h, dq_n, dq_d, dl, dl_b, dl_h, dl_n, dl_d, do, do_b, do_h, do_n, do_d,
+    q, q_b, q_h, q_n, q_d, g, g_b, g_h, g_n, g_d, dq, dq_b, dq_h, dq_n, dq_d,
     states, part, dquery, table, table_rows, eps,
     heads, width, token_units, chunks, tiles, stride,
     D: tl.constexpr, P: tl.constexpr, BLOCK_N: tl.constexpr, TOKEN_UNIT: tl.constexpr,
-    Q: tl.constexpr, G: tl.constexpr, L: tl.constexpr, O: tl.constexpr,
-    DQ: tl.constexpr, DL: tl.constexpr, DO: tl.constexpr,
-    ROTARY: tl.constexpr, MALA: tl.constexpr, GATED: tl.constexpr, DOT: tl.constexpr,
+    Q: tl.constexpr, G: tl.constexpr, DQ: tl.constexpr,
+    ROTARY: tl.constexpr, MALA: tl.constexpr, DOT: tl.constexpr,
     REDUCE: tl.constexpr, APPLY: tl.constexpr, GLOBAL: tl.constexpr,
 ):  # fmt: skip
     """The queries' side: ``dq`` (APPLY) and the chunk's share of dKV, dkbar, dvbar (REDUCE).
 
-    With GATED ``g`` is the gradient of ``(y + l) * o`` and APPLY writes those of l and o as well.
     With GLOBAL every ``phi(q_i)`` also has the gradient ``dquery``, RALA's global query's.
     """
     program = tl.program_id(0).to(tl.int64)
@@ -433,14 +458,8 @@ def backward_queries(
     batch, inner = head // heads, head % heads
     q = head_start(q, batch, inner, q_b, q_h, Q)
     g = head_start(g, batch, inner, g_b, g_h, G)
-    if GATED:
-        o = head_start(o, batch, inner, o_b, o_h, O)
     if APPLY:
         dq = head_start(dq, batch, inner, dq_b, dq_h, DQ)
-        if GATED:
-            l = head_start(l, batch, inner, l_b, l_h, L)
-            dl = head_start(dl, batch, inner, dl_b, dl_h, DL)
-            do = head_start(do, batch, inner, do_b, do_h, DO)
     states += head * stride
     num_tokens = token_units * TOKEN_UNIT
 
@@ -455,10 +474,11 @@ def backward_queries(
         dk_even, dk_odd = tl.zeros((P // 2,), tl.float32), tl.zeros((P // 2,), tl.float32)
         dv_mean = tl.zeros((P,), tl.float32)
     for tile in range(chunk * tiles, chunk * tiles + tiles):
-        tokens = tile * BLOCK_N + tl.arange(0, BLOCK_N)
+        first = tile * BLOCK_N
+        tokens = first + tl.arange(0, BLOCK_N)
         valid = tokens < num_tokens
-        even, odd = load_pairs(q, tokens, valid, q_n, q_d, Q, D, P)
-        grad = load_tile(g, tokens, valid, g_n, g_d, G, D, P)
+        even, odd = load_pairs(q, first, valid, q_n, q_d, Q, D, P)
+        grad = load_tile(g, first, valid, g_n, g_d, G, D, P)
         even, odd = feature_map(even), feature_map(odd)
         z = row_dot(even, odd, k_even[None, :], k_odd[None, :])
         inverse = 1 / (z + eps)
@@ -467,29 +487,16 @@ def backward_queries(
             a += 1
         if ROTARY:
             cos, sin = rotary_turn(table, table_rows, tokens, valid, width, D, P)
-        if REDUCE or GATED:
-            p_even, p_odd = even * a[:, None], odd * a[:, None]
-            if ROTARY:
-                p_even, p_odd = turn(p_even, p_odd, cos, sin)
-            p = operand(merge(p_even, p_odd, P), DOT)
-        if GATED:
-            gate = load_tile(o, tokens, valid, o_n, o_d, O, D, P)
-            if APPLY:  # y again: cheaper than to keep it
-                y = times(p, tl.trans(kv), DOT)
-                if MALA:
-                    y -= z[:, None] * v_mean[None, :]
-                y += load_tile(l, tokens, valid, l_n, l_d, L, D, P)
-                store_tile(do, grad * y, tokens, valid, do_n, do_d, DO, D, P)
-            grad *= gate
-            if APPLY:
-                store_tile(dl, grad, tokens, valid, dl_n, dl_d, DL, D, P)
         if MALA:
             dz = -tl.sum(grad * v_mean[None, :], axis=1)
             if REDUCE:  # grad is 0 beyond the last token, which keeps those out of every sum
                 dv_mean -= tl.sum(z[:, None] * grad, axis=0)
         grad = operand(grad, DOT)
         if REDUCE:
-            dkv += dot(tl.trans(p), grad, DOT)
+            p_even, p_odd = even * a[:, None], odd * a[:, None]
+            if ROTARY:
+                p_even, p_odd = turn(p_even, p_odd, cos, sin)
+            dkv += dot(tl.trans(merge(p_even, p_odd, P)), grad, DOT)
         # R_i^T (g_i KV^T): the gradient of phi(q_i) in the numerator, but for its factor a_i
         u = times(grad, kv, DOT)
         u_even, u_odd = tl.split(tl.reshape(u, (BLOCK_N, P // 2, 2)))
@@ -511,7 +518,7 @@ def backward_queries(
                 u_odd += dg_odd[None, :]
             u_even *= slope(even)
             u_odd *= slope(odd)
-            store_pairs(dq, u_even, u_odd, tokens, valid, dq_n, dq_d, DQ, D, P)
+            store_pairs(dq, u_even, u_odd, first, valid, dq_n, dq_d, DQ, D, P)
 
     if REDUCE:
         row = tl.arange(0, P)[:, None]
@@ -565,10 +572,11 @@ def backward_keys(
         dg_even, dg_odd = tl.zeros((P // 2,), tl.float32), tl.zeros((P // 2,), tl.float32)
     dkv = operand(dkv, DOT)
     for tile in range(chunk * tiles, chunk * tiles + tiles):
-        tokens = tile * BLOCK_N + tl.arange(0, BLOCK_N)
+        first = tile * BLOCK_N
+        tokens = first + tl.arange(0, BLOCK_N)
         valid = tokens < num_tokens
-        even, odd = load_pairs(k, tokens, valid, k_n, k_d, K, D, P)
-        values = load_tile(v, tokens, valid, v_n, v_d, V, D, P)
+        even, odd = load_pairs(k, first, valid, k_n, k_d, K, D, P)
+        values = load_tile(v, first, valid, v_n, v_d, V, D, P)
         even, odd = feature_map(even), feature_map(odd)
         if WEIGHTED:
             logit = row_dot(even, odd, g_even[None, :], g_odd[None, :])
@@ -583,7 +591,7 @@ def backward_keys(
         grad_v = times(merge(turned_even, turned_odd, P), tl.trans(dkv), DOT)
         if MALA:
             grad_v += dv_mean[None, :]
-        store_tile(dv, grad_v, tokens, valid, dv_n, dv_d, DV, D, P)
+        store_tile(dv, grad_v, first, valid, dv_n, dv_d, DV, D, P)
         u = times(values, dkv, DOT)
         u_even, u_odd = tl.split(tl.reshape(u, (BLOCK_N, P // 2, 2)))
         if ROTARY:
@@ -600,7 +608,7 @@ def backward_keys(
             dg_odd += tl.sum(dlogit[:, None] * odd, axis=0)
         u_even *= slope(even)
         u_odd *= slope(odd)
-        store_pairs(dk, u_even, u_odd, tokens, valid, dk_n, dk_d, DK, D, P)
+        store_pairs(dk, u_even, u_odd, first, valid, dk_n, dk_d, DK, D, P)
     if WEIGHTED:
         pairs = tl.arange(0, P // 2)
         part += program * D

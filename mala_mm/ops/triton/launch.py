@@ -72,7 +72,10 @@ def layout(x: Tensor) -> tuple[int, tuple[int, int, int, int]]:
     else:
         order, others = 2, ()
     unit = _unit(start, *others, most=most) if others else 1
-    return 8 * order + unit.bit_length() - 1, tuple(s // unit if s != 1 else 1 for s in strides)
+    # the largest tile is 64 tokens by 128 channels
+    wide = 64 * strides[2] + 128 * strides[3] >= 2**31
+    code = 32 * wide + 8 * order + unit.bit_length() - 1
+    return code, tuple(s // unit if s != 1 else 1 for s in strides)
 
 
 class _Call:
@@ -106,7 +109,7 @@ class _Call:
             for axis, stride in zip('bhnd', strides):
                 arguments[f'{key}_{axis}'] = stride
             arguments[key.upper()] = code
-        adjacent = any(code // 8 == 1 for code in codes)
+        adjacent = any(code // 8 % 4 == 1 for code in codes)
         unit = _unit(self.tokens, most=16 // self.q.element_size()) if adjacent else 1
         kernel = getattr(kernels, name)
         everything = {
@@ -193,11 +196,12 @@ def forward(
     call.run(
         'apply_queries',
         call.plan('apply_queries'),
-        {'q': q, 'y': out, 'l': lepe, 'o': gate},
+        {'q': q, 'y': out, 'l': lepe, 'o': gate, 'g': None, 'dl': None},
         states=states,
         eps=problem.eps,
         stride=stride,
         GATED=gate is not None,
+        BACKWARD=False,
     )
 
 
@@ -216,7 +220,7 @@ def backward(
     dlepe: Tensor | None = None,
     dgate: Tensor | None = None,
 ) -> None:
-    """The queries' side, combine, the keys' side.
+    """The gate if there is one, the queries' side, combine, the keys' side.
 
     RALA's queries have a gradient through the global query too, which is known only after the keys:
     their side is parted in what is summed and what is written.
@@ -224,6 +228,18 @@ def backward(
     call = _Call(problem, q)
     d, rala = call.head_dim, problem.kind == 'rala'
     stride, rows = states.shape[2] * d, (d + 2) * d
+    if gate is not None:
+        call.run(
+            'apply_queries',
+            call.plan('apply_queries'),
+            {'q': q, 'y': dgate, 'l': lepe, 'o': gate, 'g': grad, 'dl': dlepe},
+            states=states,
+            eps=problem.eps,
+            stride=stride,
+            GATED=True,
+            BACKWARD=True,
+        )
+        grad = dlepe
     plan = call.plan('backward_queries')
     chunks = plan[1]
     part, dstates = call.empty(chunks, rows), call.empty(rows)
@@ -232,13 +248,12 @@ def backward(
         call.run,
         'backward_queries',
         plan,
-        {'q': q, 'g': grad, 'l': lepe, 'o': gate, 'dq': dq, 'dl': dlepe, 'do': dgate},
+        {'q': q, 'g': grad, 'dq': dq},
         states=states,
         part=part,
         dquery=dquery,
         eps=problem.eps,
         stride=stride,
-        GATED=gate is not None,
     )
     queries(REDUCE=True, APPLY=not rala, GLOBAL=False)
     weight = 1.0 if rala else problem.coefficient
