@@ -1,0 +1,3 @@
+from .complexity import Complexity, Part, attention_macs, build_on_meta, count_complexity
+
+__all__ = ['Complexity', 'Part', 'attention_macs', 'build_on_meta', 'count_complexity']

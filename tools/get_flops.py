@@ -1,0 +1,91 @@
+#!/usr/bin/env python
+"""Counts parameters and multiply-adds of a classifier, detector, segmentor or backbone.
+
+python tools/get_flops.py configs/det/mavit/mask-rcnn_mavit-s_fpn_amp-1x_coco.py --shape 800 1280
+python tools/get_flops.py configs/_base_/backbones/mavit-s.py --shape 224
+python tools/get_flops.py CONFIG --shape 512 2048 --cfg-options \\
+    model.backbone.attn_types="[mala,mala,mala,mala]"
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+from mmengine.config import Config, DictAction
+from rich.console import Console
+from rich.table import Table
+
+from mala_mm.analysis import Complexity, build_on_meta, count_complexity
+from mala_mm.engine.errors import UserError
+
+NOTE = (
+    'One multiply-add counts once. "layers": convolutions and linear layers alone, as the papers '
+    'count. "total": with the attention operators of the config. "all linear": with linear '
+    'attention in every stage. Norms, activations, biases and resizing are not counted.'
+)
+
+
+def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument('config', help='config with a model, or a backbone fragment')
+    parser.add_argument(
+        '--shape',
+        type=int,
+        nargs='+',
+        required=True,
+        metavar='PIXELS',
+        help='height and width of the image, or one number for both',
+    )
+    parser.add_argument(
+        '--cfg-options', nargs='+', action=DictAction, help='settings to override, as KEY=VALUE'
+    )
+    return parser.parse_args(argv)
+
+
+def count(args: argparse.Namespace) -> Complexity:
+    if len(args.shape) > 2:
+        raise UserError(f'--shape takes one or two numbers, got {args.shape}; try --shape 800 1280')
+    if not Path(args.config).is_file():
+        raise UserError(f'there is no config {args.config}')
+    cfg = Config.fromfile(args.config)
+    cfg.merge_from_dict(args.cfg_options or {})
+    try:
+        model = build_on_meta(cfg)
+    except (KeyError, ValueError) as error:
+        raise UserError(f'the model of {args.config} does not build: {error}') from error
+    return count_complexity(model, (args.shape[0], args.shape[-1]))
+
+
+def show(complexity: Complexity, title: str) -> None:
+    table = Table()
+    table.add_column('part')
+    for column in ('params (M)', 'layers (G)', 'total (G)', 'all linear (G)'):
+        table.add_column(column, justify='right')
+    for part in (*complexity.parts, complexity.total):
+        if part.name == 'total':
+            table.add_section()
+        macs = (part.layers, part.macs, part.macs_linear)
+        table.add_row(part.name, f'{part.params / 1e6:.3f}', *(f'{x / 1e9:.2f}' for x in macs))
+    console = Console(highlight=False)
+    console.print(title, table, NOTE, sep='\n')
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = parse_args(argv)
+    try:
+        complexity = count(args)
+    except UserError as error:
+        print(f'get_flops: {error}', file=sys.stderr)
+        return 1
+    height, width = complexity.shape
+    title = f'{Path(args.config).stem} at {height}x{width}'
+    if complexity.attn_types:
+        title += f', attention {", ".join(complexity.attn_types)}'
+    show(complexity, title)
+    return 0
+
+
+if __name__ == '__main__':
+    sys.exit(main())
