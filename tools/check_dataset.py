@@ -2,20 +2,21 @@
 """Lists what is wrong with a data set.
 
     python tools/check_dataset.py annotations/instances_train2017.json --images train2017
-    python tools/check_dataset.py configs/det/mavit/mask-rcnn_mavit-t_fpn_1x_coco.py
+    python tools/check_dataset.py configs/det/mavit/mask-rcnn_mavit-t_fpn_amp-1x_coco.py
 
 With a config, the data sets of its training, validation and test loaders are checked, every label
 map is read, and class counts are compared with the model's heads. Exits with 1 on findings.
 """
 
 import argparse
-import os
 import sys
 from collections import Counter
 
-from mmengine.config import Config, DictAction
+from mmengine.config import Config
 
 from mala_mm.data.checks import check_dataset, check_num_classes, coco_files, validate_coco
+from mala_mm.engine import cli
+from mala_mm.engine.config import load_config, set_data_root
 from mala_mm.engine.errors import UserError
 
 
@@ -26,7 +27,14 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument('source', help='a COCO annotation file (.json) or a config (.py)')
     parser.add_argument('--images', help='folder of the images of an annotation file')
     parser.add_argument('--most', type=int, default=20, help='findings to print per file')
-    parser.add_argument('--cfg-options', nargs='+', action=DictAction, help='changes of a config')
+    parser.add_argument('--data-root', metavar='DIR', help="in place of a config's")
+    parser.add_argument(
+        '--cfg-options',
+        nargs='+',
+        action=cli.CfgOptions,
+        metavar='KEY=VALUE',
+        help='override entries of a config',
+    )
     return parser.parse_args(argv)
 
 
@@ -43,12 +51,8 @@ def report(ann_file: str, images: str | None, most: int) -> int:
     return len(findings)
 
 
-def check_config(args: argparse.Namespace) -> int:
+def check_config(cfg: Config, most: int) -> int:
     """Checks every data loader of a config and returns the number of findings."""
-    if not os.path.isfile(args.source):
-        raise UserError(f'The config {args.source} does not exist; correct the path.')
-    cfg = Config.fromfile(args.source)
-    cfg.merge_from_dict(args.cfg_options or {})
     scope, total, seen = cfg.get('default_scope'), 0, []
     for split in ('train', 'val', 'test'):
         loader = cfg.get(f'{split}_dataloader')
@@ -64,21 +68,22 @@ def check_config(args: argparse.Namespace) -> int:
             total += 1
             continue
         print(f'{split}: paths and classes are right')
-        for ann_file, images in coco_files(loader.dataset, scope):
-            total += report(ann_file, images, args.most)
+        total += sum(report(*files, most) for files in coco_files(loader.dataset, scope))
     return total
 
 
-def main(argv: list[str] | None = None) -> int:
+def main(argv: list[str] | None = None) -> None:
     args = parse_args(argv)
-    try:
-        if args.source.endswith('.py'):
-            return int(check_config(args) > 0)
-        return int(report(args.source, args.images, args.most) > 0)
-    except UserError as error:
-        print(f'check_dataset: {error}', file=sys.stderr)
-        return 1
+    if args.source.endswith('.json'):
+        total = report(args.source, args.images, args.most)
+    else:
+        cfg = load_config(args.source, args.cfg_options)
+        if args.data_root:
+            set_data_root(cfg, args.data_root)
+        total = check_config(cfg, args.most)
+    if total:
+        raise UserError(f'{total} findings in {args.source}; mend what is named above.')
 
 
 if __name__ == '__main__':
-    sys.exit(main())
+    sys.exit(cli.run(main))

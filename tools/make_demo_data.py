@@ -11,6 +11,7 @@ import sys
 
 from mala_mm.data.scenes import SceneConfig
 from mala_mm.data.writers import LAYOUTS, write_demo_data
+from mala_mm.engine import cli
 from mala_mm.engine.errors import UserError
 
 
@@ -65,30 +66,22 @@ def scene_config(args: argparse.Namespace) -> SceneConfig:
                 options[key] = type(default)(value)
         except ValueError:
             raise UserError(f'Scene option {text!r} should look like {key}={default}.') from None
-    try:
-        return SceneConfig(**options)
-    except ValueError as error:
-        raise UserError(str(error)) from None
+    return SceneConfig(**options)
 
 
-def main(argv: list[str] | None = None) -> int:
+def main(argv: list[str] | None = None) -> None:
     args = parse_args(argv)
-    try:
-        out = write_demo_data(
-            args.out,
-            layouts=args.layout,
-            counts=dict(train=args.train, val=args.val),
-            config=scene_config(args),
-            seed=args.seed,
-            overwrite=args.overwrite,
-            progress=_progress if sys.stderr.isatty() else None,
-        )
-    except UserError as error:
-        print(f'make_demo_data: {error}', file=sys.stderr)
-        return 1
+    out = write_demo_data(
+        args.out,
+        layouts=args.layout,
+        counts=dict(train=args.train, val=args.val),
+        config=scene_config(args),
+        seed=args.seed,
+        overwrite=args.overwrite,
+        progress=_progress if sys.stderr.isatty() else None,
+    )
     for layout in args.layout:
         print(f'{out / layout}: {args.train} training and {args.val} validation images')
-    return 0
 
 
 def _progress(done: int, total: int) -> None:
@@ -96,4 +89,4 @@ def _progress(done: int, total: int) -> None:
 
 
 if __name__ == '__main__':
-    sys.exit(main())
+    sys.exit(cli.run(main))

@@ -47,8 +47,8 @@ def check_dataset(
             continue
         if dataset.root and not os.path.isdir(dataset.root):
             raise UserError(
-                f'The data root {dataset.root} does not exist; put the data set there or set '
-                f'data_root to its folder.'
+                f'The data root {dataset.root} does not exist; put the data set there or name its '
+                'folder (--data-root, or data_root in the config).'
             )
         if dataset.family == 'coco':
             _check_coco(dataset)

@@ -15,6 +15,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.random import Generator, SeedSequence, default_rng
 
+from mala_mm.engine.errors import UserError
+
 from .canvas import trim
 from .classes import STUFF_CLASSES, THING_CLASSES
 from .shapes import KINDS, sprite
@@ -41,6 +43,9 @@ class SceneConfig:
         empty: probability of an image without any object.
         clutter: largest number of rocks, which belong to no class (label 0).
         min_visible: least fraction of an object that others leave visible.
+
+    Raises:
+        UserError: a value out of range or an unknown class.
     """
 
     sides: tuple[int, int] = (224, 384)
@@ -59,16 +64,18 @@ class SceneConfig:
         for name, (least, most) in limits.items():
             value = tuple(getattr(self, name))
             if len(value) != 2 or not least <= value[0] <= value[1] <= most:
-                raise ValueError(f'{name} must be (low, high) within {least}..{most}, got {value}.')
+                raise UserError(
+                    f'{name} must be two numbers, low and high, in {least}..{most}, got {value}.'
+                )
             object.__setattr__(self, name, value)
         for name in ('overlap', 'truncation', 'crowd', 'empty', 'min_visible'):
             if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f'{name} must lie in 0..1, got {getattr(self, name)}.')
+                raise UserError(f'{name} must lie in 0..1, got {getattr(self, name)}.')
         if not 0 <= self.clutter <= 100:
-            raise ValueError(f'clutter must lie in 0..100, got {self.clutter}.')
+            raise UserError(f'clutter must lie in 0..100, got {self.clutter}.')
         names = tuple(self.thing_classes)
         if not names or len(set(names)) < len(names) or not set(names) <= set(THING_CLASSES):
-            raise ValueError(
+            raise UserError(
                 f'thing_classes must be distinct names of {THING_CLASSES}, got {names}.'
             )
         object.__setattr__(self, 'thing_classes', names)
@@ -134,7 +141,7 @@ def make_scene(config: SceneConfig, seed: int, split: str, index: int) -> Scene:
         index: number of the image within the split, from 0.
 
     Raises:
-        ValueError: unknown split, negative seed or index.
+        UserError: unknown split, negative seed or index.
     """
     return _Painter(config, _stream(seed, split, index)).scene()
 
@@ -156,9 +163,9 @@ def make_portrait(config: SceneConfig, seed: int, split: str, index: int, name: 
 
 def _stream(seed: int, split: str, index: int, *purpose: int) -> Generator:
     if split not in SPLITS:
-        raise ValueError(f'split must be one of {SPLITS}, got {split!r}.')
+        raise UserError(f'split must be one of {SPLITS}, got {split!r}.')
     if seed < 0 or index < 0:
-        raise ValueError(f'seed and index must not be negative, got {seed} and {index}.')
+        raise UserError(f'seed and index must not be negative, got {seed} and {index}.')
     return default_rng(SeedSequence(seed, spawn_key=(SPLITS.index(split), index, *purpose)))
 
 
