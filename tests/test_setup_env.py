@@ -124,6 +124,16 @@ def test_lines_do_not_mix(setup_env, env):
     setup_env.refuse_other_line(env, {'torch': '2.13.0', 'onedl-mmcv': '2.3.6'})
 
 
+def test_error_of_the_system_ends_in_one_sentence(setup_env, monkeypatch, capsys):
+    def fail(line, path):
+        raise PermissionError(13, 'Permission denied', '/cache')
+
+    monkeypatch.setattr(setup_env, 'set_up', fail)
+    monkeypatch.setattr(sys, 'argv', ['setup_env'])
+    assert setup_env.main() == 1
+    assert capsys.readouterr().err == "error: [Errno 13] Permission denied: '/cache'\n"
+
+
 def test_failing_command_shows_its_end_and_its_log(setup_env, env, capsys):
     with pytest.raises(setup_env.SetupError, match=f'installing x failed.*{env.log}'):
         env.run('sh', '-c', 'seq 100; echo because; exit 3', what='installing x')

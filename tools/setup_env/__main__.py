@@ -185,7 +185,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         set_up(arguments.line, arguments.venv)
-    except SetupError as error:
+    except (SetupError, OSError) as error:  # such as a cache that cannot be written
         print(f'error: {error}', file=sys.stderr)
         return 1
     except KeyboardInterrupt:
