@@ -13,6 +13,10 @@ from mmengine.registry import OPTIM_WRAPPER_CONSTRUCTORS as MMENGINE_OPTIM_WRAPP
 from mmengine.registry import OPTIM_WRAPPERS as MMENGINE_OPTIM_WRAPPERS
 from mmengine.registry import Registry
 
+from .checkpoint.files import allow_mmengine_types
+
+allow_mmengine_types()
+
 # What may stand before `::` in a config's `_base_`. For mmseg, mmengine looks up the distribution
 # of upstream, and may have pip install it where another distribution provides the module.
 MODULE2PACKAGE['mala_mm'] = 'mala_mm'

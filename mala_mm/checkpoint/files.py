@@ -60,6 +60,15 @@ def _safe_globals() -> list:
     ]
 
 
+def allow_mmengine_types() -> None:
+    """Let ``torch.load(weights_only=True)`` read what mmengine's Runner adds to the weights.
+
+    torch >= 2.6 reads weights only by default, and upstream's mmengine cannot read its own files
+    then. The types are plain containers and numbers, so that loading stays safe.
+    """
+    torch.serialization.add_safe_globals(_safe_globals())
+
+
 @contextmanager
 def _weights_only() -> Iterator[None]:
     """Read weights only in every ``torch.load`` inside, whatever its caller asks for."""
@@ -92,7 +101,7 @@ def load_checkpoint(path: str | os.PathLike, map_location: Any = 'cpu') -> dict:
             executed.
     """
     path = os.fspath(path)
-    if re.match(r'\w[\w+.-]*://', path):
+    if _is_url(path):
         return _load_url(path, map_location)
     path = os.path.expanduser(path)
     if not os.path.isfile(path):
@@ -115,6 +124,10 @@ def _load_pickle(path: str, map_location: Any) -> dict:
             checkpoint = torch.load(path, map_location=map_location, weights_only=True)
     except Exception as error:  # a damaged pickle raises anything at all
         raise _explain(path, error) from error
+    return _check_type(checkpoint, path)
+
+
+def _check_type(checkpoint: object, path: str) -> dict:
     if not isinstance(checkpoint, dict):
         raise UserError(
             f'checkpoint {path} holds a {type(checkpoint).__name__}, not a dict of weights; '
@@ -124,22 +137,30 @@ def _load_pickle(path: str, map_location: Any) -> dict:
 
 
 def _explain(path: str, error: Exception) -> UserError:
+    message = str(error)
     if isinstance(error, PermissionError):
         return UserError(f'checkpoint {path} cannot be read: permission denied; mend its mode')
-    message = str(error)
     found = re.search(r'GLOBAL (\S+(?:\(.*?\))?)|reduce for unrecognized function (.+)', message)
     if isinstance(error, UnpicklingError) and found:
-        name = found[1] or found[2]
         return UserError(
-            f'checkpoint {path} was refused because it asks for {name}, which is neither a tensor '
-            'nor a plain value and could run code; ask its author for a file with the weights '
-            'alone, or a .safetensors file'
+            f'checkpoint {path} was refused because it asks for {found[1] or found[2]}, which is '
+            'neither a tensor nor a plain value and could run code; ask its author for a file '
+            'with the weights alone, or a .safetensors file'
         )
     reason = (message or type(error).__name__).split('\n')[0].split('. ')[0].rstrip('.')
+    if _is_url(path):
+        return UserError(
+            f'checkpoint {path} could not be loaded ({type(error).__name__}: {reason}); check the '
+            'address, or download the file and give its path'
+        )
     return UserError(
         f'checkpoint {path} is damaged, cut short or no checkpoint ({reason}); '
         'copy or download it again'
     )
+
+
+def _is_url(path: str) -> bool:
+    return re.match(r'\w[\w+.-]*://', path) is not None
 
 
 def _load_safetensors(path: str, map_location: Any) -> dict:
@@ -169,13 +190,8 @@ def _load_url(url: str, map_location: Any) -> dict:
         with _weights_only():
             checkpoint = CheckpointLoader.load_checkpoint(url, map_location)
     except Exception as error:  # each of mmengine's schemes raises errors of its own
-        raise UserError(
-            f'checkpoint {url} could not be loaded ({type(error).__name__}: {error}); '
-            'check the address, or download the file and give its path'
-        ) from error
-    if not isinstance(checkpoint, dict):
-        raise UserError(f'checkpoint {url} holds a {type(checkpoint).__name__}, not weights')
-    return checkpoint
+        raise _explain(url, error) from error
+    return _check_type(checkpoint, url)
 
 
 def annotate(state_dict: OrderedDict[str, Tensor], meta: dict) -> None:
@@ -265,5 +281,5 @@ def enforce_safe_loading() -> None:
 
     os.environ.pop(_FORCE_NOT, None)
     os.environ[_FORCE] = '1'
-    torch.serialization.add_safe_globals(_safe_globals())
+    allow_mmengine_types()
     CheckpointLoader.register_scheme(prefixes='', loader=load_from_local, force=True)

@@ -80,6 +80,9 @@ def read_config(args: argparse.Namespace) -> Config:
     enforce_safe_loading()
     cfg = load_config(args.config, args.cfg_options)
     cfg.launcher = args.launcher
+    # A run writes its config into the work dir, without the files that this one inherits from.
+    modules = {*cfg.get('custom_imports', {}).get('imports', []), 'mala_mm'}
+    cfg.custom_imports = dict(imports=sorted(modules), allow_failed_imports=False)
     if args.data_root is not None:
         set_data_root(cfg, args.data_root)
     if args.work_dir is not None:
@@ -87,6 +90,19 @@ def read_config(args: argparse.Namespace) -> Config:
     elif cfg.get('work_dir') is None:
         cfg.work_dir = os.path.join('work_dirs', Path(args.config).stem)
     return cfg
+
+
+def check_checkpoint(path: str | None) -> None:
+    """Check that a checkpoint is there, before anything is built.
+
+    Args:
+        path (str, optional): A file, or a URL, which is not looked at.
+
+    Raises:
+        UserError: If there is no such file.
+    """
+    if path is not None and '://' not in path and not os.path.isfile(os.path.expanduser(path)):
+        raise UserError(f'Checkpoint {path} does not exist; give the path of a checkpoint file.')
 
 
 def check_data(cfg: Config, *splits: str) -> None:

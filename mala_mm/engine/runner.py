@@ -15,6 +15,9 @@ from torch import nn
 
 from mala_mm.checkpoint import CheckpointGuard
 
+from .errors import UserError
+from .hooks import CheckInvalidLossHook
+
 
 class Runner(MMEngineRunner):
     """A runner for one machine or many, with GPUs or without.
@@ -25,6 +28,7 @@ class Runner(MMEngineRunner):
       which torch has for GPUs only, becomes BN there (mmengine does so for a single process).
     - A checkpoint has to fit the model: what is missing or unexpected is listed, and one that
       matches nothing of the backbone is refused.
+    - Training stops at a loss that is NaN or infinite (:class:`CheckInvalidLossHook`).
     - What a run wrote can be removed again, if it failed before it did any work.
     """
 
@@ -37,6 +41,8 @@ class Runner(MMEngineRunner):
         except Exception:
             self.discard_outputs()
             raise
+        if not any(isinstance(hook, CheckInvalidLossHook) for hook in self._hooks):
+            self.register_hook(CheckInvalidLossHook())
         # Other classes than the checkpoint's are wanted in fine-tuning, and a mistake elsewhere.
         fine_tuning = self._train_dataloader is not None and not self._resume
         self.register_hook(CheckpointGuard(other_heads=fine_tuning))
@@ -80,3 +86,33 @@ class Runner(MMEngineRunner):
             )
             model_wrapper_cfg = {**defaults, **(model_wrapper_cfg or {}), 'device_ids': None}
         return super().wrap_model(model_wrapper_cfg, model)
+
+    def save_checkpoint(self, out_dir: str, filename: str, *args: Any, **kwargs: Any) -> None:
+        """Write a checkpoint under its name only once it is complete.
+
+        A run that is killed meanwhile leaves earlier checkpoints as they were.
+
+        Args:
+            out_dir (str): The folder, or a remote place that mmengine knows.
+            filename (str): The name of the file in it.
+            *args: As in mmengine.
+            **kwargs: As in mmengine.
+
+        Raises:
+            UserError: If the file cannot be written.
+        """
+        if '://' in str(out_dir):
+            super().save_checkpoint(out_dir, filename, *args, **kwargs)
+        elif is_main_process():
+            path = Path(out_dir) / filename
+            partial = path.with_name(f'.{filename}.part')
+            try:
+                super().save_checkpoint(out_dir, partial.name, *args, **kwargs)
+                partial.replace(path)
+            except OSError as error:
+                raise UserError(
+                    f'{path} could not be written ({error}); earlier checkpoints are intact: '
+                    'make room and continue with --resume'
+                ) from error
+            finally:
+                partial.unlink(missing_ok=True)

@@ -33,6 +33,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument('--tta', action='store_true', help='test-time augmentation')
     args = parser.parse_args(argv)
     cfg = cli.read_config(args)
+    cli.check_checkpoint(args.checkpoint)
     cfg.resume, cfg.load_from = False, args.checkpoint
     segmentation = cfg.get('default_scope') == 'mmseg'
     if args.show_dir:

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import logging
+import os
+import re
 from collections.abc import Sequence
+from pathlib import Path
 
 from mmengine.config import Config
+from mmengine.logging import print_log
+
+from mala_mm.checkpoint import load_checkpoint
 
 from . import cli
 from .config import set_precision
@@ -44,8 +51,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     if args.auto_scale_lr:
         _enable_auto_scale_lr(cfg)
     if args.resume is not None:
-        cfg.resume = True
-        cfg.load_from = None if args.resume == 'auto' else args.resume
+        resume_from = latest_checkpoint(cfg.work_dir) if args.resume == 'auto' else args.resume
+        if resume_from is None:
+            print_log(f'Nothing to resume in {cfg.work_dir}: training starts anew.', 'current')
+        else:
+            cfg.resume, cfg.load_from = True, resume_from
+    cli.check_checkpoint(cfg.get('load_from'))
     cli.check_data(cfg, 'train', 'val')
     runner = Runner.from_cfg(cfg)
     try:
@@ -54,6 +65,39 @@ def main(argv: Sequence[str] | None = None) -> None:
         if runner.iter == 0 and not isinstance(error, InvalidLossError):
             runner.discard_outputs()
         raise
+
+
+def latest_checkpoint(work_dir: str | os.PathLike) -> str | None:
+    """Find the latest checkpoint that can be read.
+
+    ``last_checkpoint``, which mmengine trusts, may name a file that was moved or damaged.
+
+    Args:
+        work_dir (str | os.PathLike): The work dir of the run.
+
+    Returns:
+        str | None: The path, or None if there is no checkpoint.
+
+    Raises:
+        UserError: If there are checkpoints but none can be read.
+    """
+    numbered = {
+        path: int(found[1])
+        for path in Path(work_dir).glob('*.pth')
+        if (found := re.fullmatch(r'(?:epoch|iter)_(\d+)\.pth', path.name))
+    }
+    damage = None
+    for path in sorted(numbered, key=numbered.__getitem__, reverse=True):
+        try:
+            load_checkpoint(path)
+        except UserError as error:
+            damage = error
+            print_log(f'Not resuming from {path}: {error}', 'current', logging.WARNING)
+        else:
+            return str(path)
+    if damage is not None:
+        raise damage
+    return None
 
 
 def _enable_auto_scale_lr(cfg: Config) -> None:

@@ -1,6 +1,7 @@
 # DeiT's recipe: 300 epochs, cosine with 5 epochs of warm-up, AdamW 1e-3 for a total batch of 1024,
 # weight decay 0.05 except on norms and biases, no EMA.
 _base_ = [
+    '../../_base_/import_mala_mm.py',
     'mmpretrain::_base_/datasets/imagenet_bs64_swin_224.py',
     'mmpretrain::_base_/schedules/imagenet_bs1024_adamw_conformer.py',
     'mmpretrain::_base_/default_runtime.py',

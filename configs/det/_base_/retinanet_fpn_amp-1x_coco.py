@@ -1,4 +1,5 @@
 _base_ = [
+    '../../_base_/import_mala_mm.py',
     'mmdet::_base_/models/retinanet_r50_fpn.py',
     'mmdet::_base_/datasets/coco_detection.py',
     'mmdet::_base_/schedules/schedule_1x.py',

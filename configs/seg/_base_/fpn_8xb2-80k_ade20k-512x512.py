@@ -1,5 +1,5 @@
 _base_ = [
-    'find_mmseg.py',  # must come first
+    '../../_base_/import_mala_mm.py',
     'mmseg::_base_/models/fpn_r50.py',
     'mmseg::_base_/datasets/ade20k.py',
     'mmseg::_base_/schedules/schedule_80k.py',
