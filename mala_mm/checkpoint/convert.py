@@ -7,6 +7,7 @@ import os
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 import torch
@@ -18,7 +19,7 @@ from mala_mm.models.heads import ProjectionNeck
 from mala_mm.version import __version__
 
 from . import names
-from .files import META_KEY, check_writable, load_checkpoint, save_checkpoint
+from .files import META_KEY, annotate, check_writable, load_checkpoint, save_checkpoint
 
 FAMILIES = dict(mavit=MAViT, ravlt=RAVLT)
 ARCHS = ('tiny', 'small', 'base', 'large')
@@ -134,7 +135,7 @@ def convert(
     entries = [] if container is None else [key for key in checkpoint if key != container]
     weights, angles, sources = names.rename(weights, source)
     _check_arch(weights, source, family, arch)
-    model = _template(family, arch, attn_types)
+    model = _template(family, arch, None if attn_types is None else tuple(attn_types))
     names.check_angles(angles, model, source)
 
     expected = OrderedDict(
@@ -191,9 +192,11 @@ def convert(
         container=container,
         version=__version__,
     )
+    meta = {META_KEY: record}
+    annotate(state_dict, meta)
     return Conversion(
         state_dict,
-        {META_KEY: record},
+        meta,
         copied,
         tuple(angles),
         tuple(unused),
@@ -220,7 +223,8 @@ def _check_is_published(weights: OrderedDict, checkpoint: dict, source: str) -> 
     )
 
 
-def _template(family: str, arch: str, attn_types: Sequence[str] | None) -> nn.Module:
+@lru_cache
+def _template(family: str, arch: str, attn_types: tuple[str, ...] | None) -> nn.Module:
     """The model whose names and shapes the file has to meet; it takes no memory."""
     try:
         with torch.device('meta'):
