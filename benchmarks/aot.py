@@ -118,7 +118,7 @@ def compile_case(case: Case, config=None):
 
     dtype = DTYPES[case.dtype]
     unit = 16 // dtype.itemsize if case.aligned else 1
-    chosen = config or plan.default_config(case.name, case.head_dim, dtype, case.token_major)
+    chosen = config or plan.default_config(case.name, case.head_dim, dtype, case.arch)
     layout = (0 if case.token_major else 8) + unit.bit_length() - 1
     kernel = getattr(kernels, case.name)
     rala = case.kind == 'rala'

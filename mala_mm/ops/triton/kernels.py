@@ -165,7 +165,7 @@ def feature_map(x):
 
 @triton.jit
 def slope(feature):
-    """``phi'(x)`` from ``phi(x)``: 1 where x > 0, which is where ``phi(x) > 1``; else ``phi(x)``."""
+    """``phi'(x)`` from ``phi(x)``: 1 where x > 0, that is ``phi(x) > 1``; else ``phi(x)``."""
     return tl.minimum(feature, 1.0)
 
 
@@ -375,7 +375,8 @@ def combine(
 @jit
 def apply_queries(
     q, q_b, q_h, q_n, q_d, y, y_b, y_h, y_n, y_d, l, l_b, l_h, l_n, l_d, o, o_b, o_h, o_n, o_d,
-    g, g_b, g_h, g_n, g_d, dl, dl_b, dl_h, dl_n, dl_d, states, table, table_rows, eps, heads, width, token_units, chunks, tiles, stride,
+    g, g_b, g_h, g_n, g_d, dl, dl_b, dl_h, dl_n, dl_d,
+    states, table, table_rows, eps, heads, width, token_units, chunks, tiles, stride,
     D: tl.constexpr, P: tl.constexpr, BLOCK_N: tl.constexpr, TOKEN_UNIT: tl.constexpr,
     Q: tl.constexpr, Y: tl.constexpr, L: tl.constexpr, O: tl.constexpr,
     G: tl.constexpr, DL: tl.constexpr,

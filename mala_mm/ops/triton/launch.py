@@ -19,12 +19,13 @@ _tables: dict[tuple, Tensor] = {}
 
 
 @functools.cache
-def _device(index: int | None) -> tuple[str, int]:
-    """Name and number of streaming multiprocessors."""
+def _device(index: int | None) -> tuple[str, int, int]:
+    """Name, compute capability and number of streaming multiprocessors."""
     if _INTERPRETED:
-        return 'interpreter', 4
+        return 'interpreter', 90, 4
     properties = torch.cuda.get_device_properties(index)
-    return properties.name, properties.multi_processor_count
+    capability = 10 * properties.major + properties.minor
+    return properties.name, capability, properties.multi_processor_count
 
 
 def rotary_table(size: tuple[int, int], head_dim: int, device: torch.device) -> Tensor:
@@ -84,7 +85,7 @@ class _Call:
     def __init__(self, problem: Problem, q: Tensor):
         self.problem, self.q = problem, q
         self.batch, self.heads, self.tokens, self.head_dim = q.shape
-        self.device, self.multiprocessors = _device(q.device.index)
+        self.device, self.capability, self.multiprocessors = _device(q.device.index)
         self.token_major = q.stride(3) == 1
         self.table = rotary_table(problem.size, self.head_dim, q.device) if problem.rotary else q
         self.dot = precision(q.dtype)
@@ -92,7 +93,9 @@ class _Call:
             self.dot = 'rounded' if self.dot == 'bf16' else 'ieee'
 
     def plan(self, name: str) -> tuple[Config, int, int]:
-        chosen = config(name, self.head_dim, self.q.dtype, self.token_major, self.device)
+        chosen = config(
+            name, self.head_dim, self.q.dtype, self.token_major, self.device, self.capability
+        )
         chunks, tiles = cut(chosen, self.batch * self.heads, self.tokens, self.multiprocessors)
         return chosen, chunks, tiles
 

@@ -59,14 +59,24 @@ def padded(head_dim: int) -> int:
     return 1 << (head_dim - 1).bit_length()
 
 
-def default_config(name: str, head_dim: int, dtype: torch.dtype, token_major: bool) -> Config:
-    """The configuration of a pass where no tuned one is known."""
+def default_config(name: str, head_dim: int, dtype: torch.dtype, capability: int = 90) -> Config:
+    """The configuration of a pass where no tuned one is known.
+
+    Chosen so that nothing spills on sm_80 and sm_90 (``benchmarks/results/aot.md``); which of the
+    configurations that fit is the fastest takes a device: ``benchmarks/tune.py``.
+    """
     wide = padded(head_dim) == 128
-    block, warps, stages = 64, 8 if wide else 4, 2
+    backward = name.startswith('backward')
     if dtype == torch.bfloat16:
-        stages = 3
-    if dtype == torch.float32 or (wide and name.startswith('backward')):
-        block = 32
+        block, warps, stages = 64, 8 if wide or backward else 4, 2 if backward else 3
+        if wide:
+            stages = 3 if name == 'reduce_keys' else 2
+            if backward:
+                block = 16 if capability < 90 and name == 'backward_queries' else 32
+    else:
+        block, warps, stages = 32, 8 if wide or backward else 4, 1 if wide else 2
+        if wide and backward:
+            block = 16
     # A reduction writes d * d float32 per program, and the next launch reads them: with 8 d tokens
     # of 2 bytes that is an eighth of what the whole forward has to move.
     reduces = name in ('reduce_keys', 'backward_queries')
@@ -80,7 +90,12 @@ def _tuned(path: str) -> dict:
 
 
 def config(
-    name: str, head_dim: int, dtype: torch.dtype, token_major: bool, device: str = ''
+    name: str,
+    head_dim: int,
+    dtype: torch.dtype,
+    token_major: bool,
+    device: str = '',
+    capability: int = 90,
 ) -> Config:
     """The configuration of a pass.
 
@@ -92,17 +107,23 @@ def config(
         device (str): Name of the device, as ``torch.cuda.get_device_name`` gives it. If the
             environment variable ``MALA_MM_TUNED`` names a file that ``benchmarks/tune.py`` wrote
             and the device stands in it, its entry replaces the default's fields.
+        capability (int): Compute capability of the device, 80 for 8.0.
 
     Returns:
         Config: The configuration.
     """
-    chosen = default_config(name, head_dim, dtype, token_major)
+    chosen = default_config(name, head_dim, dtype, capability)
     path = os.environ.get('MALA_MM_TUNED')
     if path:
-        layout = 'token-major' if token_major else 'channel-first'
-        key = f'{name}/{head_dim}/{str(dtype).removeprefix("torch.")}/{layout}'
-        chosen = replace(chosen, **_tuned(path).get(device, {}).get(key, {}))
+        entry = _tuned(path).get(device, {}).get(key(name, head_dim, dtype, token_major), {})
+        chosen = replace(chosen, **entry)
     return chosen
+
+
+def key(name: str, head_dim: int, dtype: torch.dtype, token_major: bool) -> str:
+    """Under which name a tuned configuration is kept."""
+    layout = 'token-major' if token_major else 'channel-first'
+    return f'{name}/{head_dim}/{str(dtype).removeprefix("torch.")}/{layout}'
 
 
 def cut(config: Config, num_heads: int, num_tokens: int, multiprocessors: int) -> tuple[int, int]:

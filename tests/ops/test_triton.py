@@ -1,0 +1,20 @@
+"""The Triton backend without a device: kernels interpreted, and what they promise the compiler."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip('triton', reason='the Triton backend is optional')
+
+
+def test_interpreted_kernels(tmp_path):
+    """All of ``interpreted_kernels.py``, in a process that interprets."""
+    environment = {**os.environ, 'TRITON_INTERPRET': '1', 'OMP_NUM_THREADS': '1'}
+    command = [sys.executable, '-m', 'pytest', '-q', '-x', '-p', 'no:cacheprovider']
+    command += [str(Path(__file__).with_name('interpreted_kernels.py'))]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+    assert ' passed' in done.stdout and 'skipped' not in done.stdout
