@@ -5,13 +5,16 @@ _base_ = '../det/mavit/mask-rcnn_mavit-t_fpn_amp-1x_coco.py'
 data_root = 'data/demo/coco/'
 classes = ('ball', 'car', 'house', 'star', 'tree')
 metainfo = dict(classes=classes)
-max_iters = 600
+max_iters = 900
 
 model = dict(
     backbone=dict(drop_path_rate=0.0),
-    # Objects are 20 to 110 pixels wide, on maps of stride 4 to 64.
+    # Objects are 20 to 90 pixels wide, on maps of stride 4 to 64.
     rpn_head=dict(anchor_generator=dict(scales=[4])),
     roi_head=dict(
+        # A fixed number of samples per bin: the adaptive one costs a quarter of the time here.
+        bbox_roi_extractor=dict(roi_layer=dict(sampling_ratio=2)),
+        mask_roi_extractor=dict(roi_layer=dict(sampling_ratio=2)),
         bbox_head=dict(num_classes=len(classes)),
         mask_head=dict(num_classes=len(classes)),
     ),
@@ -25,13 +28,13 @@ model = dict(
 train_pipeline = [
     dict(type='LoadImageFromFile'),
     dict(type='LoadAnnotations', with_bbox=True, with_mask=True),
-    dict(type='Resize', scale=(160, 160), keep_ratio=True),
+    dict(type='Resize', scale=(128, 128), keep_ratio=True),
     dict(type='RandomFlip', prob=0.5),
     dict(type='PackDetInputs'),
 ]
 test_pipeline = [
     dict(type='LoadImageFromFile'),
-    dict(type='Resize', scale=(160, 160), keep_ratio=True),
+    dict(type='Resize', scale=(128, 128), keep_ratio=True),
     dict(type='LoadAnnotations', with_bbox=True, with_mask=True),
     dict(
         type='PackDetInputs',

@@ -242,7 +242,7 @@ class AttentionPyramid(BaseModule):
 
         Returns:
             tuple[Tensor, ...]: For each stage i of ``out_indices`` a map of shape
-            (B, embed_dims[i], ceil(H / 2^(i+2)), ceil(W / 2^(i+2))).
+            (B, embed_dims[i], ceil(H / 2^(i+2)), ceil(W / 2^(i+2))), contiguous.
         """
         # Token-major memory: LayerNorm, 1x1 convolutions and attention then need no copies.
         x = x.contiguous(memory_format=torch.channels_last)
@@ -254,7 +254,10 @@ class AttentionPyramid(BaseModule):
             x = stage(x)
             if i in self.out_indices:
                 norm = getattr(self, f'norm{i}', None)
-                outs.append(x if norm is None else norm(x))
+                out = x if norm is None else norm(x)
+                # Heads may hold compiled operators that read plain memory: mmcv's RoIAlign takes
+                # a channels_last map without complaint and returns wrong features.
+                outs.append(out.contiguous())
         return tuple(outs)
 
     def init_weights(self) -> None:
