@@ -118,6 +118,15 @@ def test_nothing_is_installed_into_a_whole_python(setup_env, env):
         setup_env.create(env)  # there is no pyvenv.cfg in its folder
 
 
+def test_environment_without_pip_is_completed(setup_env, env):
+    subprocess.run([sys.executable, '-m', 'venv', '--without-pip', env.path], check=True)
+    (env.path / 'kept').touch()
+    env.python = env.path / 'bin' / 'python'
+    setup_env.create(env)
+    assert env.ask('import pip').returncode == 0
+    assert (env.path / 'kept').exists()
+
+
 def test_lines_do_not_mix(setup_env, env):
     with pytest.raises(setup_env.SetupError, match='holds mmdet 3.3.0 of the upstream line'):
         setup_env.refuse_other_line(env, {'torch': '2.13.0', 'mmdet': '3.3.0'})

@@ -37,7 +37,7 @@ def create(env: Environment) -> None:
     """Create the environment unless a working one is there."""
     version = ''
     if env.python.exists():
-        version = env.ask('import pip, sys; print("%d.%d" % sys.version_info[:2])').stdout.strip()
+        version = env.ask('import sys; print("%d.%d" % sys.version_info[:2])').stdout.strip()
     if version:
         if not (env.path / 'pyvenv.cfg').exists() and not (env.path / 'conda-meta').exists():
             raise SetupError(
@@ -50,6 +50,8 @@ def create(env: Environment) -> None:
                 'remove the environment or name another with VENV=path'
             )
         env.progress.note(f'it is there, with Python {version}')
+        if env.ask('import pip._internal.cli.main').returncode:
+            env.run(env.python, '-m', 'ensurepip', what='installing pip')
         return
     half_made = env.path in LINES.values() and (env.path / 'pyvenv.cfg').exists()
     if env.path.exists() and any(env.path.iterdir()) and not half_made:
@@ -154,7 +156,8 @@ def set_up(line: str, path: Path) -> None:
         raise SetupError(f'LINE={line} is unknown, it has to be one of {", ".join(LINES)}')
     # Made absolute without following links, because bin/python is one.
     env = Environment(Path(os.path.abspath(path)), line, Progress(steps=7))
-    with locked(ROOT, env.progress):
+    # For the whole checkout, because both lines build mala_mm in it.
+    with locked(ROOT / '.venv.lock', env.progress):
         if env.python.exists() and env.stamp.exists():
             if env.stamp.read_text() == fingerprint(env):
                 print(f'{path} is ready ({line} line)', flush=True)

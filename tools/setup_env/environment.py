@@ -63,18 +63,15 @@ class Progress:
 
 
 @contextlib.contextmanager
-def locked(folder: Path, progress: Progress):
-    """Hold the lock of a folder; it goes with the process."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
+def locked(file: Path, progress: Progress):
+    """Hold the lock of a file; it goes with the process."""
+    with file.open('w') as handle:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            progress.note(f'another set-up works in {folder}, waiting for it')
+            progress.note(f'another set-up holds {file}, waiting for it')
             fcntl.flock(handle, fcntl.LOCK_EX)
         yield
-    finally:
-        os.close(handle)
 
 
 class Environment:

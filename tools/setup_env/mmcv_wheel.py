@@ -49,7 +49,7 @@ def provide(env: Environment) -> None:
     cache = cache_root() / cache_key(torch)
     cache.mkdir(parents=True, exist_ok=True)
     # Under a lock, or two set-ups at a time would compile the same wheel.
-    with locked(cache, env.progress), tempfile.TemporaryDirectory(dir=cache) as folder:
+    with locked(cache / 'lock', env.progress), tempfile.TemporaryDirectory(dir=cache) as folder:
         wheel = cached(env, cache) or found(env, Path(folder))
         if wheel is None:
             wheel = cache / build(env, Path(folder), torch).name
