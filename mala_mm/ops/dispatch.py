@@ -9,7 +9,7 @@ from . import library, reference
 
 BACKENDS = ('auto', 'reference', 'cpu', 'triton')
 MALA_FORMS = ('published', 'paper')
-_OF_DEVICE = {'cuda': 'triton'}
+_OF_DEVICE = {'cuda': 'triton', 'cpu': 'cpu'}
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor, size: tuple[int, int], backend: str) -> None:
@@ -49,9 +49,9 @@ def choose_backend(name: str, q: Tensor) -> str:
     """The backend that computes inputs like ``q`` (B, heads, N, d) where ``name`` was asked for.
 
     ``'auto'`` is Triton on a CUDA device, the CPU backend on the CPU, and the reference wherever
-    these cannot run: float64, other head widths, under ``torch.func`` and forward-mode
-    differentiation, and in ``torch.export`` (an exported program, ONNX too, is made of PyTorch's
-    own operators and runs without this package).
+    these cannot run or should not: float64 (they keep float32 sums), other head widths, under
+    ``torch.func`` and forward-mode differentiation, and in ``torch.export`` (an exported program,
+    ONNX too, is made of PyTorch's own operators and runs without this package).
 
     Args:
         name (str): ``'auto'`` or a backend's name.
@@ -72,7 +72,9 @@ def choose_backend(name: str, q: Tensor) -> str:
             raise ValueError(f'backend {name!r} {reason}')
         return name
     name = _OF_DEVICE.get(q.device.type)
-    if name is None or torch.compiler.is_exporting() or _transformed():
+    if name is None or q.dtype == torch.float64:
+        return 'reference'
+    if torch.compiler.is_exporting() or torch.onnx.is_in_onnx_export() or _transformed():
         return 'reference'
     return name if library.backend_module(name).why_not(q) is None else 'reference'
 
@@ -142,7 +144,8 @@ def mala_attention(
             published form and to 1 in the paper's.
         eps (float): Keeps the division finite where ``phi(q)`` underflows.
         rotary (bool): Whether to turn ``phi(q)`` and ``phi(k)`` by the rotary embedding.
-        backend (str): ``'auto'`` or a backend's name (:data:`BACKENDS`).
+        backend (str): ``'auto'`` or a backend's name (:data:`BACKENDS`); see
+            :func:`choose_backend`.
         form (str): ``'published'``, with ``c = scale / N``, is what the published checkpoints were
             trained with; ``'paper'``, with ``c = scale``, is the equations as printed.
 

@@ -5,15 +5,9 @@ from __future__ import annotations
 from mmengine.model import BaseModule
 from torch import Tensor, nn
 
-from mala_mm.ops import linear_attention, mala_attention, rala_attention, softmax_attention
+from mala_mm.ops import gated_attention, softmax_attention
 
-_OPERATORS = {
-    'mala': mala_attention,
-    'rala': rala_attention,
-    'linear': linear_attention,
-    'softmax': softmax_attention,
-}
-ATTENTION_TYPES = tuple(_OPERATORS)
+ATTENTION_TYPES = ('mala', 'rala', 'linear', 'softmax')
 
 
 class AttentionMixer(BaseModule):
@@ -39,7 +33,7 @@ class AttentionMixer(BaseModule):
         attn_cfg: dict | None = None,
     ) -> None:
         super().__init__()
-        if attn_type not in _OPERATORS:
+        if attn_type not in ATTENTION_TYPES:
             raise ValueError(f'attn_type must be one of {ATTENTION_TYPES}, got {attn_type!r}')
         if embed_dims % num_heads or embed_dims // num_heads % 4:
             raise ValueError(
@@ -59,13 +53,16 @@ class AttentionMixer(BaseModule):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (B, C, H, W) to (B, C, H, W)."""
+        qkvo = self.qkvo(x)
+        q, k, v, o = qkvo.chunk(4, dim=1)  # (B, C, H, W) each
+        lepe = self.lepe(v)
+        if self.attn_type != 'softmax':  # one pass over the packed projection
+            y = gated_attention(qkvo, lepe, self.num_heads, kind=self.attn_type, **self.attn_cfg)
+            return self.proj(y)
         size = x.shape[-2:]
-        q, k, v, o = self.qkvo(x).chunk(4, dim=1)  # (B, C, H, W) each
-        y = _OPERATORS[self.attn_type](
-            *map(self._to_heads, (q, k, v)), size=tuple(size), **self.attn_cfg
-        )
+        y = softmax_attention(*map(self._to_heads, (q, k, v)), size=tuple(size), **self.attn_cfg)
         y = y.mT.flatten(1, 2).unflatten(-1, size)  # (B, C, H, W)
-        return self.proj((y + self.lepe(v)) * o)
+        return self.proj((y + lepe) * o)
 
     def extra_repr(self) -> str:
         return f'attn_type={self.attn_type!r}, num_heads={self.num_heads}'
