@@ -1,5 +1,7 @@
 # DeiT's recipe: 300 epochs, cosine with 5 epochs of warm-up, AdamW 1e-3 for a total batch of 1024,
-# weight decay 0.05 except on norms and biases, no EMA.
+# weight decay 0.05 except on norms and biases, no EMA. To test on a folder of ImageNet-V2:
+# tools/test.py CONFIG CHECKPOINT --cfg-options test_dataloader.dataset.type=mala_mm.ImageNetV2
+# test_dataloader.dataset.data_root=FOLDER test_dataloader.dataset.split=
 _base_ = [
     '../../_base_/import_mala_mm.py',
     'mmpretrain::_base_/datasets/imagenet_bs64_swin_224.py',

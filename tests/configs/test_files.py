@@ -1,0 +1,161 @@
+"""The files: which there are, how they name and introduce themselves, how they inherit."""
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from recipe_grid import ARCHS, BACKBONES, CHANNELS, CONFIGS, GRID, RECIPES
+
+# What mmdet's, mmseg's and mmpretrain's own bases define, and what ours add.
+SHARED_KEYS = {
+    *('model', 'train_dataloader', 'val_dataloader', 'test_dataloader'),
+    *('val_evaluator', 'test_evaluator', 'train_cfg', 'val_cfg', 'test_cfg'),
+    *('optim_wrapper', 'param_scheduler', 'auto_scale_lr'),
+    *('default_scope', 'default_hooks', 'env_cfg', 'vis_backends', 'visualizer', 'log_level'),
+    *('load_from', 'resume'),
+    *('dataset_type', 'train_pipeline', 'test_pipeline'),
+    *('backbone', 'stage_channels'),
+}
+TASK_KEYS = {
+    'det': {'data_root', 'backend_args', 'log_processor'},
+    'seg': {
+        *('data_root', 'data_preprocessor', 'norm_cfg', 'crop_size', 'log_processor', 'optimizer'),
+        *('img_ratios', 'tta_pipeline', 'tta_model'),
+    },
+    'cls': {'data_preprocessor', 'bgr_mean', 'bgr_std', 'randomness'},
+}
+THREE_X_KEYS = {'ms_crop_pipeline', 'schedule_3x'}
+
+# What may differ between the sizes of one family, and between the families.
+SIZE_KEYS = {
+    *('backbone.arch', 'model.backbone.arch', 'stage_channels'),
+    *('model.neck.in_channels', 'model.decode_head.in_channels'),
+    *('model.auxiliary_head.in_channels', 'model.neck.out_channels', 'model.head.in_channels'),
+    'optim_wrapper.optimizer.lr',
+}
+FAMILY_KEYS = {
+    *('backbone.type', 'model.backbone.type'),
+    *('model.neck.out_channels', 'model.head.in_channels', 'optim_wrapper.optimizer.lr'),
+}
+
+
+def leaves(node, path=''):
+    """All values of a config by dotted key; lists count as values."""
+    if not isinstance(node, dict):
+        return {path: node}
+    found = {}
+    for key, value in node.items():
+        found.update(leaves(value, f'{path}.{key}' if path else key))
+    return found
+
+
+def differing_keys(first, second):
+    first, second = leaves(first), leaves(second)
+    return {key for key in {*first, *second} if first.get(key, ...) != second.get(key, ...)}
+
+
+def base_files(path):
+    """The entries of ``_base_`` in a config file."""
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == '_base_':
+            bases = ast.literal_eval(node.value)
+            return bases if isinstance(bases, list) else [bases]
+    return []
+
+
+def depth(path):
+    """How many files stand behind one another. Those of other packages have no base themselves."""
+    heights = [
+        1 if '::' in base else depth((path.parent / base).resolve()) for base in base_files(path)
+    ]
+    return 1 + max(heights, default=0)
+
+
+def test_files_are_the_grid():
+    found = {
+        str(path.relative_to(CONFIGS))
+        for task in ('det', 'seg', 'cls')
+        for path in (CONFIGS / task).glob('*/*.py')
+        if path.parent.name != '_base_'
+    }
+    assert found == {entry.file for entry in GRID}
+    assert len([e for e in GRID if e.recipe.task != 'cls']) == 44
+    assert len(GRID) == 52
+
+
+@pytest.mark.parametrize('entry', GRID, ids=str)
+def test_leaf(entry):
+    """A leaf names its figure, batch and command, and inherits the rest."""
+    path = CONFIGS / entry.file
+    figure, batch, command, *code = path.read_text().splitlines()
+    paper = {'mavit': 'MALA', 'ravlt': 'RALA'}[entry.family]
+    assert re.match(rf'# {paper} paper, table \d: .* M parameters, \d.* GFLOPs; ', figure)
+    assert figure.endswith('not measured here.')
+    assert batch.startswith(f'# Total batch {entry.recipe.batch} (8 GPUs x ')
+    assert f'{entry.lr:.0e}'.replace('e-0', 'e-') in batch
+    start = f'# bash tools/dist_train.sh configs/{entry.file} 8'
+    assert command.startswith(start)
+    assert ('init_cfg.checkpoint=' in command) == (entry.recipe.task != 'cls')
+    assert len(code) <= 9
+    assert not any(line.startswith('#') for line in code)
+    assert depth(path) == 3
+
+
+@pytest.mark.parametrize('entry', GRID, ids=str)
+def test_top_level_keys(entry):
+    allowed = SHARED_KEYS | TASK_KEYS[entry.recipe.task]
+    if entry.recipe.length == 36:
+        allowed = allowed | THREE_X_KEYS
+    assert set(entry.load()) == allowed
+
+
+@pytest.mark.parametrize('recipe', RECIPES.values(), ids=lambda r: r.name.format('backbone'))
+def test_sizes_and_families_differ_in_little(recipe):
+    entries = [entry for entry in GRID if entry.recipe == recipe]
+    first = entries[0]
+    for entry in entries[1:]:
+        differing = differing_keys(first.load(), entry.load())
+        allowed = set()
+        if entry.size != first.size:
+            allowed |= SIZE_KEYS
+            assert 'model.backbone.arch' in differing
+        if entry.family != first.family:
+            allowed |= FAMILY_KEYS
+            assert 'model.backbone.type' in differing
+        assert differing <= allowed, entry
+
+
+@pytest.mark.parametrize('family', BACKBONES)
+@pytest.mark.parametrize('size', ARCHS)
+def test_backbone_fragment(family, size):
+    namespace = {}
+    exec((CONFIGS / '_base_' / 'backbones' / f'{family}-{size}.py').read_text(), namespace)
+    assert namespace['backbone'] == dict(type=f'mala_mm.{BACKBONES[family]}', arch=ARCHS[size])
+    assert namespace['stage_channels'] == CHANNELS[size]
+
+
+def test_parses_in_a_fresh_process(tmp_path):
+    """From anywhere, without importing anything first, and without pip."""
+    script = tmp_path / 'parse.py'
+    files = [str(CONFIGS / next(e for e in GRID if e.recipe == r).file) for r in RECIPES.values()]
+    script.write_text(
+        'import subprocess, sys\n'
+        'def refuse(*args, **kwargs):\n'
+        '    raise AssertionError(f"a config started {args}")\n'
+        'subprocess.Popen.__init__ = refuse\n'
+        'from mmengine.config import Config\n'
+        f'for file in {files!r}:\n'
+        '    cfg = Config.fromfile(file)\n'
+        '    assert Config.fromstring(cfg.pretty_text, ".py").model == cfg.model, file\n'
+        'assert not {"mmdet", "mmseg", "mmpretrain"} & set(sys.modules)\n'
+    )
+    done = subprocess.run(
+        [sys.executable, '-W', 'ignore', script],
+        cwd=Path(tmp_path.anchor),
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
