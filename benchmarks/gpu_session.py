@@ -12,8 +12,6 @@ memory, and a sweep over random sizes. Results are written as they come, to ``gp
 
 from __future__ import annotations
 
-from __future__ import annotations
-
 import argparse
 import concurrent.futures
 import functools
