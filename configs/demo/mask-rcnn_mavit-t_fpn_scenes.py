@@ -1,11 +1,11 @@
-# Mask R-CNN with MAViT-tiny on generated scenes, from random weights, on two CPU cores: `make demo`.
+# Mask R-CNN with MAViT-tiny on generated scenes, on two CPU cores: `make demo`.
 # The model is that of the 1x recipe; image size, sampling and schedule are small.
 _base_ = '../det/mavit/mask-rcnn_mavit-t_fpn_amp-1x_coco.py'
 
 data_root = 'data/demo/coco/'
 classes = ('ball', 'car', 'house', 'star', 'tree')
 metainfo = dict(classes=classes)
-max_iters = 900
+max_iters = 350
 
 model = dict(
     backbone=dict(drop_path_rate=0.0),
@@ -57,23 +57,21 @@ test_dataloader = val_dataloader
 val_evaluator = dict(ann_file=data_root + 'annotations/instances_val2017.json')
 test_evaluator = val_evaluator
 
-train_cfg = dict(
-    _delete_=True, type='IterBasedTrainLoop', max_iters=max_iters, val_interval=max_iters
-)
+train_cfg = dict(_delete_=True, type='IterBasedTrainLoop', max_iters=max_iters, val_interval=70)
 optim_wrapper = dict(
     _delete_=True,
     type='OptimWrapper',
-    optimizer=dict(type='AdamW', lr=4e-4, weight_decay=0.05),
+    optimizer=dict(type='AdamW', lr=2e-4, weight_decay=0.05),
     paramwise_cfg=dict(norm_decay_mult=0.0),
     clip_grad=dict(max_norm=10),
 )
 param_scheduler = [
     dict(type='LinearLR', start_factor=0.01, by_epoch=False, begin=0, end=50),
-    dict(type='CosineAnnealingLR', by_epoch=False, begin=50, T_max=max_iters - 50, eta_min=4e-6),
+    dict(type='CosineAnnealingLR', by_epoch=False, begin=50, T_max=max_iters - 50, eta_min=2e-6),
 ]
 default_hooks = dict(
-    logger=dict(interval=20),
+    logger=dict(interval=10),
     checkpoint=dict(by_epoch=False, interval=max_iters),
 )
-log_processor = dict(by_epoch=False, window_size=20)
+log_processor = dict(by_epoch=False, window_size=10)
 randomness = dict(seed=0)

@@ -51,9 +51,7 @@ test_evaluator = val_evaluator
 train_cfg = dict(
     _delete_=True, type='IterBasedTrainLoop', max_iters=max_iters, val_interval=max_iters
 )
-optim_wrapper = dict(
-    optimizer=dict(lr=1e-3), clip_grad=dict(max_norm=5)
-)
+optim_wrapper = dict(optimizer=dict(lr=1e-3), clip_grad=dict(max_norm=5))
 param_scheduler = [
     dict(type='LinearLR', start_factor=0.01, by_epoch=False, begin=0, end=30),
     dict(type='CosineAnnealingLR', by_epoch=False, begin=30, T_max=max_iters - 30, eta_min=1e-5),

@@ -83,9 +83,7 @@ def draw_instances(image: np.ndarray, instances, metainfo: dict) -> np.ndarray:
     ]
     enlarged.masks = np.array([m > 0.5 for m in masks]).reshape(-1, *large.shape[:2])
     visualizer = DetLocalVisualizer(line_width=2, alpha=0.5)
-    return visualizer._draw_instances(
-        large, enlarged, metainfo['classes'], metainfo.get('palette')
-    )
+    return visualizer._draw_instances(large, enlarged, metainfo['classes'], metainfo.get('palette'))
 
 
 def draw_labels(image: np.ndarray, labels: np.ndarray, metainfo: dict) -> np.ndarray:
@@ -113,7 +111,6 @@ def draw_labels(image: np.ndarray, labels: np.ndarray, metainfo: dict) -> np.nda
         PixelData(data=torch.from_numpy(labels)[None].long()),
         metainfo['classes'],
         metainfo['palette'],
-        withLabels=True,
     )
     return np.where((labels == 255)[..., None], large, drawn)
 
