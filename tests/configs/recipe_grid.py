@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import importlib
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 
 from mmengine.config import Config
@@ -103,7 +103,7 @@ class Entry:
         return Path(self.file).stem
 
 
-@lru_cache(maxsize=None)
+@cache
 def _load(file: str) -> Config:
     return Config.fromfile(CONFIGS / file)
 

@@ -51,7 +51,7 @@ def test_multi_scale_training():
         short, long = sorted((height, width))
         assert short in range(480, 801, 32) or long == 1333
         assert long <= 1333
-        assert results['data_samples'].gt_instances.masks.masks.shape[1:] == (height, width)
+        assert results['data_samples'].gt_instances.masks.masks.shape[-2:] == (height, width)
         ratios.append(round(width / height, 2))
     whole = ratios.count(1.33)
     assert 0 < whole < len(ratios)

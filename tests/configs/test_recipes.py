@@ -12,7 +12,7 @@ from recipe_grid import ARCHS, BACKBONES, CHANNELS, CONFIGS, GRID, RECIPES, scop
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from mala_mm.models import MAViT, RAVLT
+from mala_mm.models import RAVLT, MAViT
 
 # Counted from the definition of the published classifiers, with 1000 classes.
 CLASSIFIER_PARAMS = {
