@@ -94,7 +94,7 @@ def check(variant: dict, device: str, size: tuple[int, int]) -> dict:
         tensors = [x.to(memory_format=torch.channels_last) for x in tensors]
 
     def run(function, dtype):
-        qkvo, lepe, grad = (x.to(dtype) for x in tensors)
+        qkvo, lepe, grad = (x.detach().to(dtype, copy=True) for x in tensors)
         qkvo.requires_grad_(), lepe.requires_grad_()
         out = function(qkvo, lepe, heads, variant['kind'], variant['form'])
         out.backward(grad)

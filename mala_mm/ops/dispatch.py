@@ -5,11 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from . import library, reference
+from . import cpu, library, reference, triton
 
 BACKENDS = ('auto', 'reference', 'cpu', 'triton')
 MALA_FORMS = ('published', 'paper')
 _OF_DEVICE = {'cuda': 'triton', 'cpu': 'cpu'}
+_WHY_NOT = {'cpu': cpu.why_not, 'triton': triton.why_not}
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor, size: tuple[int, int], backend: str) -> None:
@@ -67,7 +68,7 @@ def choose_backend(name: str, q: Tensor) -> str:
     if name == 'reference':
         return name
     if name != 'auto':
-        reason = library.backend_module(name).why_not(q)
+        reason = _WHY_NOT[name](q)
         if reason is not None:
             raise ValueError(f'backend {name!r} {reason}')
         return name
@@ -76,7 +77,7 @@ def choose_backend(name: str, q: Tensor) -> str:
         return 'reference'
     if torch.compiler.is_exporting() or torch.onnx.is_in_onnx_export() or _transformed():
         return 'reference'
-    return name if library.backend_module(name).why_not(q) is None else 'reference'
+    return name if _WHY_NOT[name](q) is None else 'reference'
 
 
 def _transformed() -> bool:

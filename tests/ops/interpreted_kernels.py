@@ -62,17 +62,21 @@ def fused(qkvo, lepe, heads, **spec):
 
 def results(function, qkvo, lepe, grad, dtype):
     """Output and the gradients of q, k, v, o and lepe, in float64."""
-    qkvo, lepe = (x.to(dtype).detach().requires_grad_() for x in (qkvo, lepe))
+    qkvo, lepe = (x.detach().to(dtype, copy=True).requires_grad_() for x in (qkvo, lepe))
     out = function(qkvo, lepe)
     out.backward(grad.to(dtype))
     return [x.detach().double() for x in (out, *qkvo.grad.chunk(4, 1), lepe.grad)]
 
 
-def assert_accurate(ours, plain, exact, dtype, names=NAMES):
-    for name, a, b, c in zip(names, ours, plain, exact):
+def assert_accurate(ours, plain, exact, dtype, head_dim):
+    one_token = exact[0].shape[2:].numel() == 1
+    for name, a, b, c in zip(NAMES, ours, plain, exact):
         assert a.isfinite().all(), name
         size = c.norm()
         allowed = max(1.5 * (b - c).norm(), torch.finfo(dtype).eps / 2 * size)
+        if one_token and name in ('dq', 'dk'):
+            # the output is v, whatever q and k: terms of the size of dv, sums of d, cancel
+            allowed = max(allowed, head_dim**0.5 * torch.finfo(dtype).eps * exact[3].norm())
         assert (a - c).norm() <= allowed, (
             f'{name}: error {(a - c).norm() / size:.2e}, eager {(b - c).norm() / size:.2e}'
         )
@@ -95,9 +99,8 @@ def check_gated(batch, heads, head_dim, size, dtype, token_major=True, **spec):
     kernels = functools.partial(fused, heads=heads, **spec)
     plain = functools.partial(eager, heads=heads, **spec)
     ours = results(kernels, *tensors, dtype)
-    assert_accurate(
-        ours, results(plain, *tensors, dtype), results(plain, *tensors, torch.float64), dtype
-    )
+    exact = results(plain, *tensors, torch.float64)
+    assert_accurate(ours, results(plain, *tensors, dtype), exact, dtype, head_dim)
 
 
 @pytest.mark.parametrize('rotary', [True, False])
