@@ -244,7 +244,8 @@ def test_offsets_beyond_32_bits():
         del views, view, huge, q, k, v, grad, out, dq, dk, dv, a
 
 
-def test_rotary_table_grows_and_serves_all_sizes():
+def test_rotary_table_grows_and_serves_all_sizes(monkeypatch):
+    monkeypatch.setattr(launch, '_tables', {})
     device = torch.device('cpu')
     small = launch.rotary_table((3, 5), 32, device)
     assert launch.rotary_table((200, 7), 32, device) is small

@@ -16,6 +16,7 @@ from .plan import Config, config, cut, padded, precision
 _INTERPRETED = os.environ.get('TRITON_INTERPRET') == '1'
 _COMBINE = {'BLOCK': 128, 'CHUNKS': 32, 'num_warps': 4}
 _tables: dict[tuple, Tensor] = {}
+_outgrown: list[Tensor] = []
 
 
 @functools.cache
@@ -45,12 +46,10 @@ def rotary_table(size: tuple[int, int], head_dim: int, device: torch.device) -> 
         table = torch.stack([cos.repeat(1, 2), sin.repeat(1, 2)]).contiguous()
         if device.type == 'cuda' and torch.cuda.is_current_stream_capturing():
             return table  # not computed until the graph runs: of no use to anyone else
-        _outgrown.append(_tables.get(key))
+        if key in _tables:
+            _outgrown.append(_tables[key])
         _tables[key] = table
     return table
-
-
-_outgrown: list = []
 
 
 def _unit(*numbers: int, most: int) -> int:
@@ -73,8 +72,8 @@ def layout(x: Tensor) -> tuple[int, tuple[int, int, int, int]]:
     else:
         order, others = 2, ()
     unit = _unit(start, *others, most=most) if others else 1
-    # the largest tile is 64 tokens by 128 channels
-    wide = 64 * strides[2] + 128 * strides[3] >= 2**31
+    # no tile is larger than 128 tokens by 128 channels
+    wide = 128 * (strides[2] + strides[3]) >= 2**31
     code = 32 * wide + 8 * order + unit.bit_length() - 1
     return code, tuple(s // unit if s != 1 else 1 for s in strides)
 

@@ -1,0 +1,65 @@
+"""What the compiler makes of the kernels, for sm_80 and sm_90: no device is needed."""
+
+import os
+
+import pytest
+
+pytest.importorskip('triton', reason='the Triton backend is optional')
+if os.environ.get('TRITON_INTERPRET') == '1':
+    pytest.skip('with TRITON_INTERPRET=1 nothing is compiled', allow_module_level=True)
+
+from benchmarks import aot
+
+# The passes of the widest head and the most used one, as the published models run them in bf16.
+FEW = [
+    aot.Case('reduce_keys', 64, 'bf16', 90),
+    aot.Case('apply_queries', 64, 'bf16', 90, gated=True),
+    aot.Case('backward_queries', 64, 'bf16', 90),
+    aot.Case('backward_keys', 64, 'bf16', 80),
+    aot.Case('backward_queries', 96, 'bf16', 90),
+]
+
+
+def check(case):
+    report = aot.inspect(*aot.compile_case(case))
+    line = aot.row(case, report)
+    assert report.spills == 0, line
+    assert report.shared <= aot.SHARED_LIMIT[case.arch], line
+    # two programs of 4 warps share 65536 registers: 255 is also what a thread can name
+    assert report.registers <= 255, line
+    if report.dots and case.dtype != 'fp32':  # float32 is multiplied in full precision
+        assert report.tensor_core >= report.dots, line
+    assert report.loads.get(16, 0) > 0, line
+    # aligned memory: nothing is loaded in single elements of 2 bytes
+    assert 2 not in report.loads or case.dtype == 'fp32', line
+
+
+@pytest.mark.parametrize('case', FEW, ids=str)
+def test_kernels_fit(case):
+    check(case)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('case', list(aot.cases()), ids=str)
+def test_every_kernel_fits(case):
+    check(case)
+
+
+def test_no_run_time_integer_specialises():
+    """A new H x W must find its kernel compiled: only alignment and types make another one."""
+    from mala_mm.ops.triton import kernels, plan
+
+    for name in (*plan.PASSES, 'combine'):
+        for parameter in getattr(kernels, name).params:
+            pointer = parameter.name in aot.FLOAT32_POINTERS or len(parameter.name) <= 2
+            if parameter.is_constexpr or parameter.name in aot.FLOATS or pointer:
+                continue
+            assert parameter.do_not_specialize, f'{name}: {parameter.name}'
+
+
+def test_unaligned_memory_takes_another_way():
+    """Strides that 16 bytes do not divide: narrower loads, the same kernel."""
+    case = aot.Case('reduce_keys', 32, 'bf16', 90, aligned=False)
+    report = aot.inspect(*aot.compile_case(case))
+    assert report.spills == 0
+    assert report.loads.get(2, 0) > 0
