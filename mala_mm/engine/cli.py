@@ -6,11 +6,13 @@ import argparse
 import os
 import re
 import sys
+import traceback
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from mmengine.config import Config, DictAction
+from mmengine.registry import build_from_cfg
 
 from mala_mm.checkpoint import enforce_safe_loading
 from mala_mm.data.checks import check_dataset, check_num_classes
@@ -163,17 +165,20 @@ def explain(error: Exception) -> str | None:
     Args:
         error (Exception): What was raised.
     """
-    message = str(error.args[0]) if error.args else ''
-    # mmengine puts this before any error of a constructor, once per level.
-    owners, reason = re.match(r'((?:class `\w+` in \S+: )*)(.*)', message, re.DOTALL).groups()
+    message = str(error.args[0]) if error.args else str(error)
     if isinstance(error, UserError):
-        return reason
+        return message
     if isinstance(error, KeyError) and 'registry. Please check' in message:
-        return reason.split('. Please check')[0] + '; correct the type in the config.'
+        return message.split('. Please check')[0] + '; correct the type in the config.'
+    classes, ours = [], False
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        if frame.f_code is build_from_cfg.__code__:
+            classes.append(getattr(frame.f_locals.get('obj_cls'), '__name__', '?'))
+        ours = frame.f_globals.get('__name__', '').startswith('mala_mm.')
+    refused = isinstance(error, ValueError) or (isinstance(error, TypeError) and ours)
     bad_argument = isinstance(error, TypeError) and re.search(
-        'unexpected keyword argument|required positional argument', reason
+        'unexpected keyword argument|required positional argument', message
     )
-    if owners and (bad_argument or isinstance(error, ValueError)):
-        classes = re.findall(r'class `(\w+)`', owners)
-        return f'The config does not fit {" > ".join(classes)}: {reason}'
+    if classes and (refused or bad_argument):
+        return f'The config does not fit {" > ".join(classes)}: {message}'
     return None

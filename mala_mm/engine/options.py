@@ -101,7 +101,11 @@ def _arguments(type_name: str) -> set[str] | None:
     roots: Iterable[Registry] = (
         value for value in vars(mmengine.registry).values() if isinstance(value, Registry)
     )
-    cls = next((found for root in roots if (found := root.get(type_name))), None)
+    for root in roots:
+        with root.switch_scope_and_registry(None) as registry:
+            cls = registry.get(type_name)
+        if cls is not None:
+            break
     if not inspect.isclass(cls):
         return None
     arguments: set[str] = set()
