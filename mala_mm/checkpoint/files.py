@@ -229,9 +229,8 @@ def save_checkpoint(
     path = Path(path)
     check_writable(path, overwrite)
     # Views would drag the whole storage along, and safetensors refuses shared memory.
-    tensors = OrderedDict(
-        (name, tensor.clone().contiguous()) for name, tensor in state_dict.items()
-    )
+    tensors = OrderedDict((name, t.clone().contiguous()) for name, t in state_dict.items())
+    tensors._metadata = getattr(state_dict, '_metadata', OrderedDict())
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f'.{path.name}.', suffix='.tmp')
     try:
         with os.fdopen(handle, 'wb') as file:

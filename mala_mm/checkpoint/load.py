@@ -121,10 +121,12 @@ def match(
     target = model.state_dict()
     model_prefix = names.BACKBONE if any(n.startswith(names.BACKBONE) for n in target) else ''
     backbone = model.backbone if model_prefix else model
-    weights, published = _read(backbone, checkpoint, path, prefix)
+    weights, angles = _read(backbone, checkpoint, path, prefix)
+    heads = _outside_backbone(weights)
     weights = _align(weights, model_prefix)
 
     _check_arch(backbone, weights, model_prefix, path)
+    names.check_angles(angles or {}, backbone, path)
     mismatched = [
         name
         for name, tensor in weights.items()
@@ -159,7 +161,7 @@ def match(
             f'{", ".join([n for n in target if n.startswith(model_prefix)][:3])}; give a '
             'checkpoint of this backbone'
         )
-    _log(model, backbone, model_prefix, path, published, report)
+    _log(model, backbone, model_prefix, path, angles is not None, heads, report)
     return weights, report
 
 
@@ -171,7 +173,8 @@ def _unwrap(model: nn.Module) -> nn.Module:
 
 def _read(
     backbone: nn.Module, checkpoint: Mapping, path: str, prefix: str | None
-) -> tuple[OrderedDict[str, Tensor], bool]:
+) -> tuple[OrderedDict[str, Tensor], OrderedDict[str, Tensor] | None]:
+    """The weights under the names that they have here, and the angles of a published file."""
     weights, _ = names.find_weights(checkpoint, path)
     if prefix is not None:
         prefix = prefix.removesuffix('.') + '.'
@@ -182,12 +185,17 @@ def _read(
                 f'{", ".join(list(weights)[:3])}; leave the prefix out or correct it'
             )
         weights = chosen
-    published = names.is_published(weights)
-    if published:
+    if names.is_published(weights):
         weights, angles, _ = names.rename(weights, path)
-        names.check_angles(angles, backbone, path)
         _check_family(weights, backbone, path)
-    return weights, published
+        return weights, angles
+    return weights, None
+
+
+def _outside_backbone(weights: Mapping[str, Tensor]) -> set[str]:
+    """The names in a file of a whole model that are not its backbone's."""
+    outside = {name for name in weights if not name.startswith(names.BACKBONE)}
+    return outside if len(outside) < len(weights) else set()
 
 
 def _check_family(weights: Mapping[str, Tensor], backbone: nn.Module, path: str) -> None:
@@ -252,6 +260,7 @@ def _log(
     model_prefix: str,
     path: str,
     published: bool,
+    heads: set[str],
     report: LoadReport,
 ) -> None:
     """Log the account, as a warning if anything is missing that a checkpoint should bring."""
@@ -259,12 +268,12 @@ def _log(
     returned = getattr(backbone, 'out_indices', ())
 
     def expected_unexpected(name: str) -> bool:
-        if not name.startswith(model_prefix):
-            return False
+        if name in heads:
+            return not model_prefix  # a backbone leaves the heads of a whole model aside
         name = name.removeprefix(model_prefix)
         stage = re.match(r'(?:norm|stages\.|downsamples\.)(\d+)\.', name)
-        if stage is None:  # a backbone leaves the heads of a whole model aside
-            return not model_prefix and not name.startswith(('stem.', 'stages.', 'downsamples.'))
+        if stage is None:
+            return False
         index = int(stage[1]) + name.startswith('downsamples.')
         return index not in returned if name.startswith('norm') else index >= built
 

@@ -171,10 +171,9 @@ def rename(weights: Mapping[str, Tensor], path: str) -> Renamed:
             renamed.angles[source] = tensor
             continue
         target = source
-        if not is_head and (trunk := _rename(name, _TRUNK)):
-            target = BACKBONE + trunk
-        elif not dense:
-            target = _rename(name, _TAIL) or source
+        if not is_head:
+            tail = None if dense else _rename(name, _TAIL)
+            target = tail or BACKBONE + (_rename(name, _TRUNK) or name)
         if target != source and re.search(r'\.gamma[12]\.weight$', target):
             tensor = _squeeze(tensor, (0, 2, 3), source, '(1, C, 1, 1)', path)
         elif target != source and target == 'head.fc.weight':

@@ -20,8 +20,6 @@ from mmengine.runner.checkpoint import load_checkpoint as mmengine_load_checkpoi
 from mala_mm.checkpoint import enforce_safe_loading, load_checkpoint, save_checkpoint
 from mala_mm.engine.errors import UserError
 
-FORCE = 'TORCH_FORCE_WEIGHTS_ONLY_LOAD'
-
 
 class Malicious:
     """Creates a file when it is unpickled."""
@@ -63,17 +61,6 @@ def checkpoint(tmp_path):
     path = tmp_path / 'epoch_1.pth'
     torch.save(content, path)
     return path
-
-
-@pytest.fixture
-def restore_loading(monkeypatch):
-    """Take back what ``enforce_safe_loading`` does to the process."""
-    monkeypatch.setenv(FORCE, '0')
-    monkeypatch.setattr(CheckpointLoader, '_schemes', dict(CheckpointLoader._schemes))
-    allowed = torch.serialization.get_safe_globals()
-    yield
-    torch.serialization.clear_safe_globals()
-    torch.serialization.add_safe_globals(allowed)
 
 
 def test_all_that_mmengine_saves_is_read(checkpoint):
@@ -173,7 +160,7 @@ def test_the_unsafe_way_out_does_not_lead_out(tmp_path, monkeypatch):
         load_checkpoint(path)
     assert not (tmp_path / 'trace').exists()
     assert os.environ['TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD'] == '1'
-    assert FORCE not in os.environ
+    assert 'TORCH_FORCE_WEIGHTS_ONLY_LOAD' not in os.environ
 
 
 @pytest.fixture
