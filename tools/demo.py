@@ -58,7 +58,7 @@ def run(command: list[str], log: Path, max_iters: int | None = None) -> None:
     log.parent.mkdir(parents=True, exist_ok=True)
     last_lines: deque[str] = deque(maxlen=15)
     progress = Progress(*columns, console=console, transient=True)
-    with log.open('w') as file, progress if max_iters else nullcontext():
+    with log.open('w', buffering=1) as file, progress if max_iters else nullcontext():
         task = progress.add_task('', total=max_iters)
         process = subprocess.Popen(
             [sys.executable, *command],

@@ -33,12 +33,11 @@ def parse_args():
     parser.add_argument('task', choices=('det', 'seg'))
     parser.add_argument('--data-root', required=True, help='COCO or ADE20K in its official layout')
     parser.add_argument('--work-dir', help='default: work_dirs/overfit_{det,seg}')
-    parser.add_argument('--iters', type=int, help='default: 300 for det, 600 for seg')
+    parser.add_argument('--iters', type=int, default=300, help='default: 300')
     parser.add_argument('--lr', type=float, help='default: 2e-4 for det, 5e-4 for seg')
     args = parser.parse_args()
     if args.work_dir is None:
         args.work_dir = f'work_dirs/overfit_{args.task}'
-    args.iters = args.iters or dict(det=300, seg=600)[args.task]
     args.lr = args.lr or dict(det=2e-4, seg=5e-4)[args.task]
     return args
 
