@@ -92,7 +92,7 @@ def build(env: Environment, folder: Path, torch: dict) -> Path:
     check_compiler()
     if torch['cuda_available'] and not torch['cuda_home']:
         raise SetupError(
-            'torch sees a GPU, but the CUDA compiler that builds mmcv for it was not found: install '
+            'torch sees a GPU, but the CUDA compiler that builds mmcv was not found: install '
             f'the CUDA {torch["cuda"]} toolkit or name its folder with CUDA_HOME; to do without '
             'the GPU, hide it with CUDA_VISIBLE_DEVICES='
         )
