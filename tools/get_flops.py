@@ -9,14 +9,15 @@ python tools/get_flops.py CONFIG --shape 512 2048 --cfg-options \\
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
-from mmengine.config import Config, DictAction
 from rich.console import Console
 from rich.table import Table
 
 from mala_mm.analysis import Complexity, build_on_meta, count_complexity
-from mala_mm.engine.errors import UserError
+from mala_mm.engine.cli import CfgOptions, run
+from mala_mm.engine.config import load_config
 
 NOTE = (
     'One multiply-add counts once. "layers": convolutions and linear layers alone, as the papers '
@@ -25,7 +26,7 @@ NOTE = (
 )
 
 
-def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
+def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -39,23 +40,16 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         help='height and width of the image, or one number for both',
     )
     parser.add_argument(
-        '--cfg-options', nargs='+', action=DictAction, help='settings to override, as KEY=VALUE'
+        '--cfg-options',
+        nargs='+',
+        action=CfgOptions,
+        metavar='KEY=VALUE',
+        help='override entries of the config',
     )
-    return parser.parse_args(argv)
-
-
-def count(args: argparse.Namespace) -> Complexity:
+    args = parser.parse_args(argv)
     if len(args.shape) > 2:
-        raise UserError(f'--shape takes one or two numbers, got {args.shape}; try --shape 800 1280')
-    if not Path(args.config).is_file():
-        raise UserError(f'there is no config {args.config}')
-    cfg = Config.fromfile(args.config)
-    cfg.merge_from_dict(args.cfg_options or {})
-    try:
-        model = build_on_meta(cfg)
-    except (KeyError, ValueError) as error:
-        raise UserError(f'the model of {args.config} does not build: {error}') from error
-    return count_complexity(model, (args.shape[0], args.shape[-1]))
+        parser.error(f'--shape takes a height and a width, or one number, got {args.shape}')
+    return args
 
 
 def show(complexity: Complexity, title: str) -> None:
@@ -72,20 +66,16 @@ def show(complexity: Complexity, title: str) -> None:
     console.print(title, table, NOTE, sep='\n')
 
 
-def main(argv: list[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None) -> None:
     args = parse_args(argv)
-    try:
-        complexity = count(args)
-    except UserError as error:
-        print(f'get_flops: {error}', file=sys.stderr)
-        return 1
+    cfg = load_config(args.config, args.cfg_options)
+    complexity = count_complexity(build_on_meta(cfg), (args.shape[0], args.shape[-1]))
     height, width = complexity.shape
     title = f'{Path(args.config).stem} at {height}x{width}'
     if complexity.attn_types:
         title += f', attention {", ".join(complexity.attn_types)}'
     show(complexity, title)
-    return 0
 
 
 if __name__ == '__main__':
-    sys.exit(main())
+    sys.exit(run(main))

@@ -10,7 +10,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
-from itertools import chain
 
 import torch
 from mmcv.cnn.utils.flops_counter import get_modules_mapping
@@ -123,7 +122,7 @@ def build_on_meta(cfg: Config) -> nn.Module:
         nn.Module: The model, without data preprocessor.
 
     Raises:
-        UserError: If the config has neither.
+        UserError: If the config has neither, or values that the model refuses.
     """
     model = cfg.get('model') or cfg.get('backbone')
     if model is None:
@@ -140,6 +139,8 @@ def build_on_meta(cfg: Config) -> nn.Module:
         except RuntimeError:
             # Some backbones of other packages read numbers off tensors while they are built.
             return MODELS.build(model)
+        except ValueError as error:
+            raise UserError(f'the model of {cfg.filename} cannot be built: {error}') from error
 
 
 def count_complexity(model: nn.Module, shape: tuple[int, int]) -> Complexity:
