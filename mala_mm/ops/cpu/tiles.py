@@ -1,4 +1,4 @@
-"""The CPU backend: the operators in tiles that stay in the cache, in plain PyTorch.
+"""The operators in tiles that stay in the cache, in plain PyTorch: any dtype, any head width.
 
 The tokens are walked over in tiles of some feature-map rows. Within a tile everything happens in
 a few buffers that all tiles share: a pass reads its inputs from memory once, writes its outputs
@@ -22,20 +22,14 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from .library import Problem
-from .rotary import rotary_tables
+from ..library import Problem
+from ..rotary import rotary_tables
 
 # Elements of a buffer per thread: small enough for three or four buffers to live in the second- and
 # third-level caches, large enough to drown the microseconds that each call into PyTorch costs.
 TILE_ELEMENTS = 1 << 17
 _LOG2_E = 1 / math.log(2)
-
-
-def why_not(q: Tensor) -> str | None:
-    """Why this backend cannot take inputs like ``q``; None if it can."""
-    if q.device.type != 'cpu':
-        return f'needs tensors on the CPU, got {q.device}'
-    return None
+_ONE = torch.ones((), device='cpu')
 
 
 def forward(
@@ -62,11 +56,10 @@ def forward(
         z, a, _ = _normalisers(problem, phi, tile.of(kbar), tile.buffer(1))
         y = torch.bmm(tile.turn(phi, phi), tile.of(kv), out=tile.buffer(1))
         if gate is None:
-            _combine(problem, tile, y, z, a, vbar, tile.cut(out))
+            _combine(problem, y, z, a, tile.of(vbar), tile.cut(out))
         else:
-            y4 = tile.split(y)
-            _combine(problem, tile, y, z, a, vbar, y4)
-            torch.mul(y4.add_(tile.cut(lepe)), tile.cut(gate), out=tile.cut(out))
+            _combine(problem, y, z, a, tile.of(vbar), y)
+            torch.mul(y.add_(tile.cut(lepe)), tile.cut(gate), out=tile.cut(out))
 
 
 def backward(
@@ -85,7 +78,7 @@ def backward(
     dgate: Tensor | None = None,
 ) -> None:
     """Fill the gradients; the contract stands in :mod:`mala_mm.ops.library`."""
-    tiles = _Tiles(problem, q, inverse=True)
+    tiles = _Tiles(problem, q)
     states = states.to(tiles.dtype)
     sums = torch.zeros_like(states)
     _query_gradients(problem, tiles, grad, q, states, sums, dq, lepe, gate, dlepe, dgate)
@@ -97,10 +90,10 @@ def backward(
     dg /= problem.num_tokens
     for tile in tiles:  # dq_i += dg/N * phi'(q_i)
         slope = tile.feature_map(q).clamp_(max=1)
-        tile.cut(dq).add_(tile.split(slope.mul_(tile.of(dg))))
+        tile.cut(dq).add_(slope.mul_(tile.of(dg)))
 
 
-# The passes. A capital name is that of the formulas, a leading d means the gradient of what follows.
+# The passes. A leading d means the gradient of what follows.
 
 
 def _plain_sums(problem: Problem, tiles: _Tiles, k: Tensor, v: Tensor, sums: Tensor) -> None:
@@ -169,24 +162,22 @@ def _query_gradients(
             g = tile.load(grad, 2)
         else:
             y = torch.bmm(turned, tile.of(kv), out=tile.buffer(2))
-            y4 = tile.split(y)
-            _combine(problem, tile, y, z, a, vbar, y4)
-            torch.mul(y4.add_(tile.cut(lepe)), tile.cut(grad), out=tile.cut(dgate))
-            g = tile.buffer(2)
-            torch.mul(tile.cut(grad), tile.cut(gate), out=tile.split(g))
-            tile.cut(dlepe).copy_(tile.split(g))
+            _combine(problem, y, z, a, tile.of(vbar), y)
+            torch.mul(y.add_(tile.cut(lepe)), tile.cut(grad), out=tile.cut(dgate))
+            g = torch.mul(tile.cut(grad), tile.cut(gate), out=tile.buffer(2))
+            tile.cut(dlepe).copy_(g)
         if mala:
             tile.of(dvbar).sub_(_weighted_sum(z, g, tile.buffer(3)))
             dz = _dot(g, tile.of(vbar), tile.buffer(3)).neg_()
         g = torch.mul(g, a, out=tile.buffer(2))
         tile.of(dkv).baddbmm_(turned.mT, g)
         u = torch.bmm(g, tile.of(kv).mT, out=tile.buffer(1))
-        u = tile.turn_back(u)  # R_i^T (a_i g_i KV^T)
+        u = tile.turn(u, u, back=True)  # R_i^T (a_i g_i KV^T)
         change = _dot(u, phi, tile.buffer(2)).mul_(shrink)  # -a'(z_i) / a_i times u_i . phi(q_i)
         dz = dz.sub_(change) if mala else change.neg_()
         tile.of(dkbar).add_(_weighted_sum(dz, phi, tile.buffer(2)))
         u.addcmul_(dz, tile.of(kbar))
-        torch.mul(tile.split(u), tile.split(phi.clamp_(max=1)), out=tile.cut(dq))
+        torch.mul(u, phi.clamp_(max=1), out=tile.cut(dq))
 
 
 def _key_gradients(
@@ -200,10 +191,10 @@ def _key_gradients(
         phi = tile.feature_map(k)
         turned = tile.turn(phi, tile.buffer(1))
         u = torch.bmm(tile.load(v, 2), tile.of(dkv).mT, out=tile.buffer(3))
-        u = tile.turn_back(u).add_(tile.of(dkbar))
-        torch.mul(tile.split(u), tile.split(phi.clamp_(max=1)), out=tile.cut(dk))
-        y = tile.split(torch.bmm(turned, tile.of(dkv), out=tile.buffer(3)))
-        torch.add(y, tile.split(tile.of(dvbar)), out=tile.cut(dv))
+        u = tile.turn(u, u, back=True).add_(tile.of(dkbar))
+        torch.mul(u, phi.clamp_(max=1), out=tile.cut(dk))
+        y = torch.bmm(turned, tile.of(dkv), out=tile.buffer(3))
+        torch.add(y, tile.of(dvbar), out=tile.cut(dv))
 
 
 def _weighted_key_gradients(
@@ -232,14 +223,14 @@ def _weighted_key_gradients(
         weights = logits.sub_(tile.of(peak)).exp_().div_(tile.of(total))
         turned = tile.turn(phi, tile.buffer(1))
         u = torch.bmm(tile.load(v, 2), tile.of(dkv).mT, out=tile.buffer(3))
-        u = tile.turn_back(u).add_(tile.of(dkbar))
+        u = tile.turn(u, u, back=True).add_(tile.of(dkbar))
         dlogits = _dot(u, phi, tile.buffer(2)).sub_(tile.of(mean)).mul_(weights)
         dlogits.mul_(problem.scale)
         tile.of(dg).add_(_weighted_sum(dlogits, phi, tile.buffer(2)))
         u.mul_(weights).addcmul_(dlogits, tile.of(g))
-        torch.mul(tile.split(u), tile.split(phi.clamp_(max=1)), out=tile.cut(dk))
-        y = tile.split(torch.bmm(turned, tile.of(dkv), out=tile.buffer(3)))
-        torch.mul(y, tile.split(weights), out=tile.cut(dv))
+        torch.mul(u, phi.clamp_(max=1), out=tile.cut(dk))
+        y = torch.bmm(turned, tile.of(dkv), out=tile.buffer(3))
+        torch.mul(y, weights, out=tile.cut(dv))
 
 
 # What the passes share.
@@ -287,22 +278,19 @@ def _normalisers(
     return z, inverse, inverse
 
 
-def _combine(
-    problem: Problem, tile: _Tile, y: Tensor, z: Tensor, a: Tensor, vbar: Tensor, out: Tensor
-) -> None:
+def _combine(problem: Problem, y: Tensor, z: Tensor, a: Tensor, vbar: Tensor, out: Tensor) -> None:
     """``out = a_i y_i - b_i vbar``; ``y`` is overwritten."""
     if problem.kind == 'mala':
-        y, z, vbar = (tile.split(x) for x in (y.mul_(a), z, tile.of(vbar)))
-        torch.addcmul(y, z, vbar, value=-1, out=out)
+        torch.addcmul(y.mul_(a), z, vbar, value=-1, out=out)
     else:
-        torch.div(tile.split(y), tile.split(z + problem.eps), out=out)
+        torch.div(y, z + problem.eps, out=out)
 
 
 @functools.lru_cache(maxsize=32)
-def _tables(size: tuple[int, int], head_dim: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Rotations of the rows and of the columns as complex numbers, (H, d // 4) and (W, d // 4)."""
-    row_cos, row_sin, col_cos, col_sin = rotary_tables(size, head_dim, dtype)
-    return torch.complex(row_cos, row_sin), torch.complex(col_cos, col_sin)
+def _rotations(size: tuple[int, int], head_dim: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Turns of the rows and of the columns as complex numbers, (H, 1, d // 4) and (W, d // 4)."""
+    row_cos, row_sin, column_cos, column_sin = rotary_tables(size, head_dim, dtype)
+    return torch.complex(row_cos, row_sin)[:, None], torch.complex(column_cos, column_sin)
 
 
 def _even(total: int, at_most: int) -> int:
@@ -312,124 +300,112 @@ def _even(total: int, at_most: int) -> int:
 
 
 class _Tiles:
-    """A walk over (B, heads, N, d) in tiles: some tokens of as many images as fill a tile.
+    """A walk over (B, heads, N, d) in tiles: a rectangle of one image's tokens, all heads.
+
+    Where there is one head, several small images share a tile: images then stand for heads.
 
     Args:
         problem (Problem): The operator.
         like (Tensor): Shape (B, heads, N, d) and type of the inputs.
-        inverse (bool): Whether the tiles have to turn back as well.
     """
 
-    def __init__(self, problem: Problem, like: Tensor, inverse: bool = False) -> None:
-        self.size, self.rotary, self.inverse = problem.size, problem.rotary, inverse
+    def __init__(self, problem: Problem, like: Tensor) -> None:
+        self.problem = problem
         self.batch, self.heads, num_tokens, self.head_dim = like.shape
         self.dtype = torch.promote_types(like.dtype, torch.float32)
-        channels = self.heads * self.head_dim
-        at_most = TILE_ELEMENTS * torch.get_num_threads() // channels
-        self.images = _even(self.batch, at_most // num_tokens)
+        at_most = TILE_ELEMENTS * torch.get_num_threads() // (self.heads * self.head_dim)
+        self.images = _even(self.batch, at_most // num_tokens) if self.heads == 1 else 1
         self.columns = _even(problem.width, at_most)
         self.rows = _even(problem.height, at_most // problem.width)
-        self.elements = self.images * self.rows * self.columns * channels
         self.memory: dict[int, Tensor] = {}
-        self.corner: tuple[int, int] | None = None
 
     def __iter__(self) -> Iterator[_Tile]:
-        height, width = self.size
+        height, width = self.problem.size
         for top in range(0, height, self.rows):
             for left in range(0, width, self.columns):
-                bottom, right = min(top + self.rows, height), min(left + self.columns, width)
-                if self.rotary and self.corner != (top, left):
-                    self.corner = top, left
-                    self._fill_rotation(slice(top, bottom), slice(left, right))
-                tokens = slice(top * width + left, (bottom - 1) * width + right)
+                rows = slice(top, min(top + self.rows, height))
+                columns = slice(left, min(left + self.columns, width))
                 for first in range(0, self.batch, self.images):
-                    yield _Tile(self, slice(first, min(first + self.images, self.batch)), tokens)
+                    images = slice(first, min(first + self.images, self.batch))
+                    yield _Tile(self, images, rows, columns)
 
-    def buffer(self, name: int | str, shape: tuple[int, ...]) -> Tensor:
-        """Memory for a tile, allocated when first asked for; never initialised."""
-        if name not in self.memory:
-            self.memory[name] = torch.empty(self.elements, dtype=self.dtype)
-        return self.memory[name][: math.prod(shape)].view(shape)
-
-    def _fill_rotation(self, rows: slice, columns: slice) -> None:
-        """The turns of a tile's tokens as complex numbers, (tokens, d // 2)."""
-        of_row, of_column = _tables(self.size, self.head_dim, self.dtype)
-        of_row, of_column = of_row[rows, None], of_column[columns]
-        shape = (of_row.shape[0], of_column.shape[0], self.head_dim // 2)
-        turn = torch.view_as_complex(self.buffer('turn', (*shape, 2)))
-        turn[..., : self.head_dim // 4] = of_row
-        turn[..., self.head_dim // 4 :] = of_column
-        self.turn = turn.flatten(0, 1)
-        if self.inverse:
-            back = torch.view_as_complex(self.buffer('back', (*shape, 2)))
-            self.back = torch.conj_physical(turn, out=back).flatten(0, 1)
+    def buffer(self, index: int, shape: tuple[int, ...]) -> Tensor:
+        """Memory for a tile, the same for every tile and never initialised."""
+        memory = self.memory.get(index)
+        if memory is None:
+            elements = self.images * self.heads * self.rows * self.columns * self.head_dim
+            memory = self.memory[index] = torch.empty(elements, dtype=self.dtype)
+        return memory[: math.prod(shape)].view(shape)
 
 
 class _Tile:
-    """Some tokens of some images. Computation is on (G, n, d) with G = images * heads.
+    """Some tokens of one image, or of several with one head each.
 
-    ``cut`` takes its part of an input or output, (images, heads, n, d), ``of`` that of the states.
+    Everything is computed on shape (G, n, d), where G counts heads or images.
     """
 
-    def __init__(self, tiles: _Tiles, images: slice, tokens: slice) -> None:
-        self.tiles, self.images, self.tokens = tiles, images, tokens
-        groups = (images.stop - images.start) * tiles.heads
-        self.shape = (groups, tokens.stop - tokens.start, tiles.head_dim)
+    def __init__(self, tiles: _Tiles, images: slice, rows: slice, columns: slice) -> None:
+        self.tiles, self.images, self.rows, self.columns = tiles, images, rows, columns
+        width = tiles.problem.width
+        self.tokens = slice(
+            rows.start * width + columns.start, (rows.stop - 1) * width + columns.stop
+        )
+        self.states = slice(images.start * tiles.heads, images.stop * tiles.heads)
+        self.shape = (
+            self.states.stop - self.states.start,
+            self.tokens.stop - self.tokens.start,
+            tiles.head_dim,
+        )
 
     def buffer(self, index: int) -> Tensor:
-        """Working memory (G, n, d), the same for every tile."""
+        """Working memory (G, n, d)."""
         return self.tiles.buffer(index, self.shape)
 
     def cut(self, x: Tensor) -> Tensor:
-        """The tile of an input or output (B, heads, N, d): (images, heads, n, d)."""
-        return x[self.images, :, self.tokens]
+        """The tile's part (G, n, d) of an input or output (B, heads, N, d), a view."""
+        x = x[self.images, 0] if self.tiles.heads == 1 else x[self.images.start]
+        return x[:, self.tokens]
 
     def of(self, state: Tensor) -> Tensor:
-        """The tile's part of a state (B * heads, ...): (G, ...)."""
-        heads = self.tiles.heads
-        return state[self.images.start * heads : self.images.stop * heads]
-
-    def split(self, x: Tensor) -> Tensor:
-        """(G, ...) as (images, heads, ...)."""
-        return x.unflatten(0, (-1, self.tiles.heads))
+        """The tile's part (G, ...) of a state (B * heads, ...), a view."""
+        return state[self.states]
 
     def load(self, x: Tensor, index: int) -> Tensor:
-        """The tile of an input in the type of the computation; a view where that is possible."""
+        """The tile's part of an input in the type of the computation, a view if it has that."""
         x = self.cut(x)
-        if x.dtype == self.tiles.dtype and 1 in x.shape[:2]:
-            return x.flatten(0, 1)
-        buffer = self.buffer(index)
-        self.split(buffer).copy_(x)
-        return buffer
+        return x if x.dtype == self.tiles.dtype else self.buffer(index).copy_(x)
 
     def feature_map(self, x: Tensor) -> Tensor:
         """``phi(x)`` in buffer 0, by way of buffer 1.
 
-        ``exp(min(x, 0)) + max(x, 0)`` keeps the digits that ``elu(x) + 1`` loses where it is small,
-        and PyTorch's exp2 takes a third of the time of its exp and expm1.
+        ``elu(x) + 1 = min(max(x, 0) + 1, exp(x))``, which keeps the digits that the sum loses where
+        it is small. PyTorch's exp2 takes a third of the time of its exp and expm1.
         """
-        x = self.cut(x)
-        phi, positive = self.buffer(0), self.buffer(1)
+        x, phi, linear = self.cut(x), self.buffer(0), self.buffer(1)
         if x.dtype != phi.dtype or x.stride(-1) != 1:
-            x = self.split(positive).copy_(x)
-        torch.mul(x, _LOG2_E, out=self.split(phi))
-        torch.clamp(x, min=0, out=self.split(positive))
-        return phi.clamp_(max=0).exp2_().add_(positive)
+            x = linear.copy_(x)
+        torch.mul(x, _LOG2_E, out=phi).exp2_()
+        torch.add(x, 1, out=linear)
+        return torch.clamp(linear, min=_ONE, max=phi, out=phi)
 
-    def turn(self, x: Tensor, out: Tensor) -> Tensor:
-        """Every token of ``x`` by its rotary embedding."""
-        if not self.tiles.rotary:
-            return out.copy_(x) if out is not x else x
-        torch.mul(_pairs(x), self.tiles.turn, out=_pairs(out))
+    def turn(self, x: Tensor, out: Tensor, back: bool = False) -> Tensor:
+        """Every token of ``x`` by its rotary embedding, or back."""
+        problem = self.tiles.problem
+        if not problem.rotary:
+            return x if out is x else out.copy_(x)
+        of_row, of_column = _rotations(problem.size, self.shape[-1], self.tiles.dtype)
+        of_row, of_column = of_row[self.rows], of_column[self.columns]
+        if back:
+            of_row, of_column = of_row.conj_physical(), of_column.conj_physical()
+        row_half, column_half = self._halves(x)
+        row_half_out, column_half_out = (row_half, column_half) if out is x else self._halves(out)
+        torch.mul(row_half, of_row, out=row_half_out)
+        torch.mul(column_half, of_column, out=column_half_out)
         return out
 
-    def turn_back(self, x: Tensor) -> Tensor:
-        """In place, by the inverse."""
-        if self.tiles.rotary:
-            _pairs(x).mul_(self.tiles.back)
-        return x
-
-
-def _pairs(x: Tensor) -> Tensor:
-    """Adjacent channels as complex numbers."""
-    return torch.view_as_complex(x.unflatten(-1, (-1, 2)))
+    def _halves(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Adjacent channels as complex numbers, (G, rows, columns, d // 4) per half of them."""
+        groups, _, head_dim = self.shape
+        rows = self.rows.stop - self.rows.start
+        pairs = torch.view_as_complex(x.view(groups, rows, -1, head_dim // 2, 2))
+        return pairs[..., : head_dim // 4], pairs[..., head_dim // 4 :]
