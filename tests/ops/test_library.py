@@ -83,6 +83,7 @@ def test_compiles_once_for_all_sizes():
     def mixer(qkvo, lepe):
         return ops.gated_attention(qkvo, lepe, 2)
 
+    compiled = set()
     for size in ((3, 5), (4, 7), (6, 2), (9, 11)):
         qkvo, lepe = packed(*size)
         expected = ops.gated_attention(qkvo, lepe, 2)
@@ -90,7 +91,8 @@ def test_compiles_once_for_all_sizes():
         torch.testing.assert_close(out, expected)
         out.sum().backward()
         assert qkvo.grad.isfinite().all()
-    assert counter.frame_count == 1
+        compiled.add(counter.frame_count)
+    assert len(compiled) == 1, 'compiled anew for another size'
 
 
 def test_separate_inputs_compile_once_for_all_sizes():
@@ -102,10 +104,12 @@ def test_separate_inputs_compile_once_for_all_sizes():
         q, k, v = (library.split_heads(part, 2) for part in x.chunk(3, 1))
         return ops.mala_attention(q, k, v, size=tuple(x.shape[2:]))
 
+    compiled = set()
     for size in ((3, 5), (4, 7), (6, 2)):
         x = torch.randn(1, 48, *size, requires_grad=True)
         attention(x).sum().backward()
-    assert counter.frame_count == 1
+        compiled.add(counter.frame_count)
+    assert len(compiled) == 1, 'compiled anew for another size'
 
 
 def test_export_holds_nothing_of_this_package():
