@@ -53,7 +53,7 @@ def leaves(node, path=''):
 
 
 def differing_keys(first, second):
-    first, second = leaves(first), leaves(second)
+    first, second = leaves(first.to_dict()), leaves(second.to_dict())
     return {key for key in {*first, *second} if first.get(key, ...) != second.get(key, ...)}
 
 
