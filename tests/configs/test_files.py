@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 from recipe_grid import ARCHS, BACKBONES, CHANNELS, CONFIGS, GRID, RECIPES
 
 # What mmdet's, mmseg's and mmpretrain's own bases define, and what ours add.
@@ -74,6 +75,12 @@ def depth(path):
     return 1 + max(heights, default=0)
 
 
+@pytest.fixture(scope='module')
+def zoo():
+    """The rows of the table that the model zoo is written from."""
+    return yaml.safe_load((CONFIGS / 'model_zoo.yml').read_text())['recipes']
+
+
 def test_files_are_the_grid():
     found = {
         str(path.relative_to(CONFIGS))
@@ -102,6 +109,19 @@ def test_leaf(entry):
     assert len(code) <= 9
     assert not any(line.startswith('#') for line in code)
     assert depth(path) == 3
+
+
+@pytest.mark.parametrize('entry', GRID, ids=str)
+def test_header_agrees_with_the_model_zoo(entry, zoo):
+    name = entry.recipe.name.replace('{}', '{family}-{size}')
+    (row,) = (r for r in zoo if r['config'].endswith(f'/{name}.py'))
+    params, flops, *values = row['reported'][entry.family][entry.size]
+    metrics = dict(zip(row['metrics'], values))
+    figures = ', '.join(f'{metric} {metrics[metric]}' for metric in row['shown'])
+    figures = re.sub('Top 1 Accuracy (.*)', r'top-1 \1 %', figures)
+    header = (CONFIGS / entry.file).read_text().splitlines()[0]
+    assert f'table {row["tables"][entry.family]}: {figures} on ' in header
+    assert f', {params} M parameters, {flops} GFLOPs; ' in header
 
 
 @pytest.mark.parametrize('entry', GRID, ids=str)
