@@ -1,9 +1,12 @@
 """The data side of the configs: pipelines, data sets, and the classifiers' inference API."""
 
+from argparse import ArgumentParser
+
 import numpy as np
 import pytest
 import torch
 from mmcv.image import imwrite
+from mmengine.config import DictAction
 from mmengine.registry import DATASETS, MODELS, TRANSFORMS
 from mmengine.runner import save_checkpoint
 from recipe_grid import CONFIGS, GRID, RECIPES, scope_of
@@ -143,3 +146,32 @@ def test_image_classification_inferencer(tmp_path, monkeypatch):
     np.testing.assert_array_equal(result['pred_scores'], expected.pred_score.numpy())
     assert result['pred_label'] == result['pred_scores'].argmax()
     assert result['pred_class'] == classes[result['pred_label']]
+
+
+def test_command_starts_from_a_classifier(tmp_path):
+    """The options in a header load the backbone of a classifier, whose tail stays aside."""
+    classifier, detector = (
+        next(e for e in GRID if str(e) == name)
+        for name in ('ravlt-t_8xb128_in1k', 'retinanet_ravlt-t_fpn_amp-1x_coco')
+    )
+    cfg = classifier.load()
+    with scope_of(cfg):
+        model = MODELS.build(cfg.model)
+    model.backbone.init_weights()
+    checkpoint = tmp_path / 'classifier.pth'
+    save_checkpoint(dict(state_dict=model.state_dict(), meta={}), str(checkpoint))
+
+    command = (CONFIGS / detector.file).read_text().splitlines()[2]
+    parser = ArgumentParser()
+    parser.add_argument('--cfg-options', nargs='+', action=DictAction)
+    words = command.replace('CLASSIFIER', str(checkpoint)).split()
+    options = parser.parse_args(words[words.index('--cfg-options') :]).cfg_options
+    cfg = detector.load()
+    cfg.merge_from_dict(options)
+    backbone = MODELS.build(cfg.model.backbone)
+    backbone.init_weights()
+    weights = backbone.state_dict()
+    own = {f'norm{i}.{kind}' for i in (1, 2, 3) for kind in ('weight', 'bias')}
+    assert set(weights) == own | set(model.backbone.state_dict())
+    for name, value in model.backbone.state_dict().items():
+        assert torch.equal(weights[name], value), name
