@@ -164,13 +164,8 @@ def _is_url(path: str) -> bool:
 
 
 def _load_safetensors(path: str, map_location: Any) -> dict:
-    try:
-        from safetensors import SafetensorError, safe_open
-    except ImportError:
-        raise UserError(
-            f'checkpoint {path} needs the package safetensors, which is missing; '
-            'run pip install safetensors'
-        ) from None
+    from safetensors import SafetensorError, safe_open
+
     device = map_location if isinstance(map_location, (str, torch.device)) else 'cpu'
     try:
         with safe_open(path, 'pt', device=str(device)) as file:

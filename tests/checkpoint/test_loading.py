@@ -7,8 +7,10 @@ from collections import OrderedDict
 
 import pytest
 import torch
+from mmengine.config import Config
 from mmengine.logging import MMLogger
-from mmengine.model import BaseModel, BaseModule
+from mmengine.model import BaseModel, BaseModule, BaseTTAModel
+from mmengine.registry import MODELS, DefaultScope
 from mmengine.runner import Runner
 from mmengine.runner import load_checkpoint as mmengine_load_checkpoint
 from published import Arch, evaluate, random_weights
@@ -74,6 +76,13 @@ class Detector(BaseModel):
     def forward(self, inputs, mode='tensor'):
         scores = self.bbox_head(self.backbone(inputs)[-1].mean(dim=(2, 3)))
         return dict(loss=scores.square().mean()) if mode == 'loss' else scores
+
+
+class Averaged(BaseTTAModel):
+    """What tools/test.py --tta wraps around a model."""
+
+    def merge_preds(self, data_samples_list):
+        raise NotImplementedError
 
 
 def pretrained(path, cls=MAViT, prefix=None, **kwargs):
@@ -274,11 +283,38 @@ def test_whole_models(tmp_path, folder, image, log):
     assert len(report.loaded) == len(Detector().state_dict())
     assert report.missing == report.unexpected == report.mismatched == ()
     # A backbone leaves the head as it was, and says so.
-    report = load_into(nn.DataParallel(Detector()).module, folder / 'classifier.pth')
+    report = load_into(Detector(), folder / 'classifier.pth')
     assert report.missing == (*('backbone.' + name for name in NORMS), 'bbox_head.weight',
                               'bbox_head.bias')  # fmt: skip
     assert len(report.unexpected) == 9
     assert messages(log, 'MISSING in the file, these keep their initial values: bbox_head.weight,')
+
+
+def test_a_published_retinanet_fills_that_of_mmdet(tmp_path, repo):
+    """Its backbone has four stages and three output norms; the file may have four."""
+    cfg = Config.fromfile(repo / 'configs/det/mavit/retinanet_mavit-t_fpn_amp-1x_coco.py')
+    cfg.model.backbone.arch = CONFIG
+    cfg.model.neck.in_channels = ARCH.dims[1:]
+    with DefaultScope.overwrite_default_scope('mmdet'):
+        model = MODELS.build(cfg.model)
+    backbone = random_weights(ARCH, norms=(0, 1, 2, 3))
+    weights = {'backbone.' + name: tensor for name, tensor in backbone.items()}
+    for name, tensor in model.state_dict().items():
+        if not name.startswith('backbone.'):
+            weights[name] = torch.randn_like(tensor)
+    torch.save({'state_dict': weights}, tmp_path / 'retinanet.pth')
+    report = load_into(model, tmp_path / 'retinanet.pth')
+    assert len(report.loaded) == len(model.state_dict()) and report.missing == ()
+    assert report.unexpected == ('backbone.norm0.weight', 'backbone.norm0.bias')
+    assert torch.equal(model.bbox_head.retina_cls.weight, weights['bbox_head.retina_cls.weight'])
+    assert torch.equal(model.backbone.norm3.weight, backbone['extra_norms.3.norm.weight'])
+
+
+@pytest.mark.parametrize('wrap', [nn.DataParallel, Averaged])
+def test_wrappers_are_looked_through(folder, wrap):
+    model = Detector()
+    load_into(wrap(model), folder / 'detector.pth')
+    assert torch.equal(model.bbox_head.bias, torch.ones(5))
 
 
 def test_another_number_of_classes(tmp_path, folder):
