@@ -239,6 +239,40 @@ def test_cached_wheel_is_used(mmcv_wheel, env, tmp_path, monkeypatch):
     assert mmcv_wheel.cached(env, tmp_path) == path
 
 
+def test_built_wheel_is_kept_and_installed(mmcv_wheel, setup_env, env, tmp_path, monkeypatch):
+    calls = []
+
+    def pip(*arguments, what, check=True, **variables):
+        calls.append((arguments, variables))
+        if arguments[0] == 'wheel':
+            wheel(arguments[arguments.index('--wheel-dir') + 1], [])
+
+    torch = {'version': '2.13.0', 'python': 'cp311', 'machine': 'x86_64', 'cuda_available': False}
+    monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path))
+    monkeypatch.setattr(env, 'pip', pip)
+    monkeypatch.setattr(env, 'installed', dict)
+    monkeypatch.setattr(mmcv_wheel, 'describe_torch', lambda env: torch)
+    monkeypatch.setattr(mmcv_wheel, 'check_compiler', lambda: None)
+    monkeypatch.setattr(mmcv_wheel, 'fault', lambda env, wheel: 'it holds no operators')
+    with pytest.raises(setup_env.SetupError, match='was built, but it holds no operators'):
+        mmcv_wheel.provide(env)
+    assert not list(mmcv_wheel.cache_root().rglob('*.whl'))
+
+    calls.clear()
+    monkeypatch.setattr(mmcv_wheel, 'fault', lambda env, wheel: None)
+    mmcv_wheel.provide(env)
+    (kept,) = mmcv_wheel.cache_root().rglob('*.whl')
+    look, build, install = calls
+    assert '--no-index' in look[0]
+    # Any of these forgotten gives a wheel without operators.
+    assert {'--no-build-isolation', '--no-cache-dir', '--no-binary'} <= set(build[0])
+    assert build[1]['MMCV_WITH_OPS'] == '1'
+    assert kept in install[0]
+    calls.clear()
+    mmcv_wheel.provide(env)
+    assert [arguments[0] for arguments, _ in calls] == ['install']
+
+
 def test_gpu_without_its_compiler(mmcv_wheel, setup_env, env, tmp_path):
     torch = {'cuda_available': True, 'cuda_home': None, 'cuda': '13.0'}
     with pytest.raises(setup_env.SetupError, match=r'CUDA 13\.0 toolkit.*CUDA_HOME'):
