@@ -219,13 +219,13 @@ def main() -> None:
         '',
         HEADER,
     ]
+    args.out.parent.mkdir(parents=True, exist_ok=True)
     print(HEADER)
     for case in cases(args.arch, args.head_dim, args.dtype):
         line = row(case, inspect(*compile_case(case)))
         print(line, flush=True)
         lines.append(line)
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text('\n'.join(lines) + '\n')
+        args.out.write_text('\n'.join(lines) + '\n')
 
 
 if __name__ == '__main__':

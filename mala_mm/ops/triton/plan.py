@@ -62,8 +62,9 @@ def padded(head_dim: int) -> int:
 def default_config(name: str, head_dim: int, dtype: torch.dtype, capability: int = 90) -> Config:
     """The configuration of a pass where no tuned one is known.
 
-    Chosen so that nothing spills on sm_80 and sm_90 (``benchmarks/results/aot.md``); which of the
-    configurations that fit is the fastest takes a device: ``benchmarks/tune.py``.
+    In bf16 chosen so that nothing spills (``benchmarks/results/aot.md``); which of the
+    configurations that fit is the fastest takes a device: ``benchmarks/tune.py``. Full-precision
+    float32 has no tensor cores to go to and spills in the wider backward passes.
     """
     wide = padded(head_dim) == 128
     backward = name.startswith('backward')
