@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 from collections import deque
-from contextlib import nullcontext
+from contextlib import nullcontext, redirect_stderr, redirect_stdout
 from pathlib import Path
 
 from rich.console import Console
@@ -209,8 +209,10 @@ def main() -> int:
     from mala_mm.analysis.pictures import plot_training
 
     pictures = out / 'pictures'
-    draw_detections(detector, coco, pictures / 'detections.png')
-    draw_scenes(segmentor, ade, pictures / 'scenes.png')
+    # The libraries greet and warn a good deal while they load.
+    with (out / 'pictures.log').open('w') as log, redirect_stdout(log), redirect_stderr(log):
+        draw_detections(detector, coco, pictures / 'detections.png')
+        draw_scenes(segmentor, ade, pictures / 'scenes.png')
     plot_training(
         [
             ('Mask R-CNN, MAViT-tiny', scalars_of(out / 'det'), 'coco/bbox_mAP_50', 'box AP50'),

@@ -5,7 +5,7 @@ _base_ = '../det/mavit/mask-rcnn_mavit-t_fpn_amp-1x_coco.py'
 data_root = 'data/demo/coco/'
 classes = ('ball', 'car', 'house', 'star', 'tree')
 metainfo = dict(classes=classes)
-max_iters = 240
+max_iters = 300
 
 model = dict(
     backbone=dict(drop_path_rate=0.0),
@@ -57,7 +57,7 @@ test_dataloader = val_dataloader
 val_evaluator = dict(ann_file=data_root + 'annotations/instances_val2017.json')
 test_evaluator = val_evaluator
 
-train_cfg = dict(_delete_=True, type='IterBasedTrainLoop', max_iters=max_iters, val_interval=80)
+train_cfg = dict(_delete_=True, type='IterBasedTrainLoop', max_iters=max_iters, val_interval=100)
 optim_wrapper = dict(
     _delete_=True,
     type='OptimWrapper',
@@ -70,7 +70,7 @@ param_scheduler = [
     dict(type='CosineAnnealingLR', by_epoch=False, begin=50, T_max=max_iters - 50, eta_min=2e-6),
 ]
 default_hooks = dict(
-    logger=dict(interval=10),
+    logger=dict(interval=10, log_metric_by_epoch=False),
     checkpoint=dict(by_epoch=False, interval=max_iters),
 )
 log_processor = dict(by_epoch=False, window_size=10)

@@ -57,7 +57,7 @@ param_scheduler = [
     dict(type='CosineAnnealingLR', by_epoch=False, begin=30, T_max=max_iters - 30, eta_min=1e-5),
 ]
 default_hooks = dict(
-    logger=dict(interval=10),
+    logger=dict(interval=10, log_metric_by_epoch=False),
     checkpoint=dict(by_epoch=False, interval=max_iters),
 )
 log_processor = dict(by_epoch=False)
