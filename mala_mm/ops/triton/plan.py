@@ -64,7 +64,7 @@ def default_config(name: str, head_dim: int, dtype: torch.dtype, capability: int
 
     In bf16 chosen so that nothing spills (``benchmarks/results/aot.md``); which of the
     configurations that fit is the fastest takes a device: ``benchmarks/tune.py``. Full-precision
-    float32 has no tensor cores to go to and spills in the wider backward passes.
+    float32 has no tensor cores to go to and spills in the backward at widths 96 and 128.
     """
     wide = padded(head_dim) == 128
     backward = name.startswith('backward')
@@ -78,6 +78,12 @@ def default_config(name: str, head_dim: int, dtype: torch.dtype, capability: int
         block, warps, stages = 32, 8 if wide or backward else 4, 1 if wide else 2
         if wide and backward:
             block = 16
+        if dtype == torch.float32 and name != 'reduce_keys':
+            # multiplied without tensor cores: a thread holds whole rows of its operands
+            if wide and name != 'reduce_queries':
+                block, warps = 16, 16
+            elif name == 'backward_keys':
+                block, stages = 16, 1
     # A reduction writes d * d float32 per program, and the next launch reads them: with 8 d tokens
     # of 2 bytes that is an eighth of what the whole forward has to move.
     reduces = name in ('reduce_keys', 'backward_queries')
