@@ -17,9 +17,12 @@ from .checkpoint.files import allow_mmengine_types
 
 allow_mmengine_types()
 
-# What may stand before `::` in a config's `_base_`. For mmseg, mmengine looks up the distribution
-# of upstream, and may have pip install it where another distribution provides the module.
-MODULE2PACKAGE['mala_mm'] = 'mala_mm'
+# What may stand before `::` in a config's `_base_` and in `mmengine.hub.get_config`. For ourselves,
+# mmengine would look beside the distribution's metadata, where an editable installation has no
+# configs; this module is no distribution, so that it is imported and looked around.
+MODULE2PACKAGE['mala_mm'] = __name__
+# For mmseg, mmengine looks up the distribution of upstream, and may have pip install it where
+# another distribution provides the module.
 if find_spec('mmseg') is not None:
     MODULE2PACKAGE['mmseg'] = 'mmseg'
 

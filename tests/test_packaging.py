@@ -13,6 +13,7 @@ from mala_mm import __version__
 
 FOLDERS = ('mala_mm', 'configs', 'tools', 'requirements')
 FILES = ('pyproject.toml', 'setup.py', 'MANIFEST.in', 'README.md', 'LICENSE', 'CHANGELOG.md')
+FILES += ('model-index.yml',)
 
 
 @pytest.fixture(scope='module')
@@ -49,6 +50,8 @@ def test_wheel_carries_configs_and_tools(wheel, repo):
         files = [p.relative_to(repo) for p in (repo / folder).rglob('*.py')]
         assert files
         assert not {f'mala_mm/.mim/{path}' for path in files} - names
+    assert 'mala_mm/.mim/model-index.yml' in names
+    assert 'mala_mm/.mim/configs/det/mavit/metafile.yml' in names
     assert not [name for name in names if '__pycache__' in name or name.startswith('tests/')]
 
 
@@ -59,15 +62,16 @@ def test_wheel_works_outside_the_checkout(wheel, tmp_path):
     subprocess.run(command, check=True)
     code = """
 import json, pathlib, torch
-from mmengine.config import Config
+from mmengine.hub import get_config
 from mmdet.registry import MODELS
 model = MODELS.build(dict(type='mala_mm.MAViT', arch='tiny')).eval()
 import mala_mm
 root = pathlib.Path(mala_mm.__file__).parent
 with torch.no_grad():
     strides = [64 // out.shape[-1] for out in model(torch.zeros(1, 3, 64, 64))]
-config = Config.fromfile(root / '.mim/configs/det/mavit/mask-rcnn_mavit-t_fpn_amp-1x_coco.py')
-print(json.dumps([str(root), mala_mm.__version__, strides, config.model.backbone.type]))
+config = get_config('mala_mm::det/mavit/mask-rcnn_mavit-t_fpn_amp-1x_coco.py')
+config_root = config.filename.removesuffix('det/mavit/mask-rcnn_mavit-t_fpn_amp-1x_coco.py')
+print(json.dumps([str(root), mala_mm.__version__, strides, config_root]))
 """
     result = subprocess.run(
         [sys.executable, '-W', 'ignore', '-c', code],
@@ -77,8 +81,8 @@ print(json.dumps([str(root), mala_mm.__version__, strides, config.model.backbone
         text=True,
     )
     assert result.returncode == 0, result.stderr
-    root, version, strides, backbone = json.loads(result.stdout.splitlines()[-1])
+    root, version, strides, config_root = json.loads(result.stdout.splitlines()[-1])
     assert root == str(site / 'mala_mm')
     assert version == __version__
     assert strides == [4, 8, 16, 32]
-    assert backbone == 'mala_mm.MAViT'
+    assert config_root == f'{root}/.mim/configs/'

@@ -2,6 +2,7 @@
 
 import importlib.util
 import shutil
+from pathlib import Path
 
 import pytest
 import yaml
@@ -115,6 +116,17 @@ def test_index_loads_with_the_field_s_own_reader(repo, tool, zoo, counts):
         (result,) = model.results
         # Nothing has been measured, so every metric says whose it is.
         assert result.metrics and all(key.startswith('reported ') for key in result.metrics)
+
+
+def test_mmengine_finds_the_index_of_an_editable_installation_too():
+    # Its `.mim` lies in the checkout, not beside the distribution's metadata in site-packages.
+    from mmengine.config.utils import MODULE2PACKAGE
+    from mmengine.utils import get_installed_path, is_installed
+
+    import mala_mm.registry
+
+    assert is_installed(MODULE2PACKAGE['mala_mm'])
+    assert get_installed_path(MODULE2PACKAGE['mala_mm']) == str(Path(mala_mm.__file__).parent)
 
 
 def test_counts_hit_the_printed_columns(tool, zoo, counts):
