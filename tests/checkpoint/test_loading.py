@@ -294,7 +294,7 @@ def test_a_published_retinanet_fills_that_of_mmdet(tmp_path, repo):
     """Its backbone has four stages and three output norms; the file may have four."""
     cfg = Config.fromfile(repo / 'configs/det/mavit/retinanet_mavit-t_fpn_amp-1x_coco.py')
     cfg.model.backbone.arch = CONFIG
-    cfg.model.neck.in_channels = ARCH.dims[1:]
+    cfg.model.neck.in_channels = list(ARCH.dims[1:])
     with DefaultScope.overwrite_default_scope('mmdet'):
         model = MODELS.build(cfg.model)
     backbone = random_weights(ARCH, norms=(0, 1, 2, 3))
