@@ -39,7 +39,7 @@ def test_kernels_fit(case):
     check(case)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize('case', list(aot.cases()), ids=str)
 def test_every_kernel_fits(case):
     check(case)
