@@ -177,16 +177,3 @@ def test_auxiliary_heads_have_parameters_but_cost_nothing(repo, monkeypatch):
     assert parts['auxiliary_head'].params > 0 == parts['auxiliary_head'].macs
     assert parts['decode_head'].macs > 0
     assert counted.total.params == sum(p.numel() for p in model.parameters())
-
-
-# The trunk with its classifier, in G: convolutions alone, then the attention as published.
-@pytest.mark.parametrize(
-    ('size', 'layers', 'attention'),
-    [('t', 2.44, 0.20), ('s', 4.53, 0.37), ('b', 9.83, 0.78), ('l', 16.14, 1.11)],
-)
-def test_classifiers_equal_independent_figures(size, layers, attention, repo):
-    pytest.importorskip('mmpretrain')
-    cfg = Config.fromfile(repo / f'configs/cls/mavit/mavit-{size}_8xb128_in1k.py')
-    total = count_complexity(build_on_meta(cfg), (224, 224)).total
-    assert round(total.layers / 1e9, 2) == layers
-    assert round(total.attention / 1e9, 2) == attention

@@ -162,6 +162,17 @@ def test_classifiers_have_the_exact_number_of_parameters(counts, name, params):
     assert counts[name]['params'] == params
 
 
+@pytest.mark.parametrize(
+    ('size', 'layers', 'attention'),
+    # Counted independently, in G: convolutions alone, and the attention as published.
+    [('t', 2.44, 0.20), ('s', 4.53, 0.37), ('b', 9.83, 0.78), ('l', 16.14, 1.11)],
+)
+def test_classifiers_equal_independent_figures(counts, size, layers, attention):
+    row = counts[f'mavit-{size}_8xb128_in1k']
+    assert round(row['layers'] / 1e9, 2) == layers
+    assert round((row['total'] - row['layers']) / 1e9, 2) == attention
+
+
 QUICK = ('ravlt-t_8xb128_in1k', 'retinanet_mavit-l_fpn_amp-1x_coco')
 
 
