@@ -182,6 +182,7 @@ def _doing(output: str) -> str:
     counts = re.findall(r'^\s*\[(\d+)/(\d+)\]', output, re.MULTILINE)
     if counts:
         return f': {counts[-1][0]} of {counts[-1][1]} files'
-    verbs = 'Collecting|Downloading|Building|Installing'
-    lines = re.findall(rf'^\s*((?:{verbs}) .*)$', output, re.MULTILINE)
+    lines = re.findall(
+        r'^\s*((?:Collecting|Downloading|Building|Installing) [^:\n]*)', output, re.M
+    )
     return f': {lines[-1][:60]}' if lines else ''
