@@ -142,8 +142,9 @@ def run(main: Callable[[Sequence[str] | None], None], argv: Sequence[str] | None
     Returns:
         int: The exit code.
     """
-    # mmengine asks pkg_resources for versions, which says on each call that it is old.
-    warnings.filterwarnings('ignore', 'pkg_resources is deprecated')
+    # Noise of one line of packages or the other, about what no recipe here uses.
+    for noise in ('pkg_resources is deprecated', 'faster_coco_eval is not installed'):
+        warnings.filterwarnings('ignore', noise)
     try:
         main(argv)
     except Exception as error:

@@ -35,7 +35,7 @@ def load_config(path: str | os.PathLike, options: Mapping[str, Any] | None = Non
     """
     path = Path(path)
     if not path.is_file():
-        raise UserError(f'Config {path} does not exist{_similar_file(path)}.')
+        raise UserError(f'Config {path} does not exist; {_similar_file(path)}')
     try:
         cfg = Config.fromfile(path)
     except ModuleNotFoundError as error:
@@ -63,7 +63,7 @@ def load_config(path: str | os.PathLike, options: Mapping[str, Any] | None = Non
 def _similar_file(path: Path) -> str:
     names = [p.name for p in path.parent.glob('*')] if path.parent.is_dir() else []
     close = difflib.get_close_matches(path.name, names, n=1)
-    return f', did you mean {path.parent / close[0]}?' if close else ''
+    return f'did you mean {path.parent / close[0]}?' if close else 'correct the path.'
 
 
 def _import_scope(cfg: Config, path: Path) -> None:
@@ -99,7 +99,9 @@ def set_data_root(cfg: Config, root: str | os.PathLike) -> None:
 
     def moved(value: Any) -> Any:
         path = os.path.normpath(value) if isinstance(value, str) else ''
-        if path == prefix or path.startswith(prefix + os.sep):
+        if path == prefix:
+            return os.fspath(root)
+        if path.startswith(prefix + os.sep):
             return os.path.join(root, path[len(prefix) + 1 :])
         return value
 

@@ -101,7 +101,7 @@ def latest_checkpoint(work_dir: str | os.PathLike) -> str | None:
 
 
 def _enable_auto_scale_lr(cfg: Config) -> None:
-    if 'base_batch_size' not in cfg.get('auto_scale_lr', {}):
+    if 'base_batch_size' not in (cfg.get('auto_scale_lr') or {}):
         raise UserError(
             f'--auto-scale-lr needs auto_scale_lr.base_batch_size in {cfg.filename}; add the total '
             'batch that the learning rate was chosen for, '

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from mmengine.hooks import Hook
 from mmengine.runner import Runner
+from torch import Tensor
 
 from mala_mm.registry import HOOKS
 
@@ -44,13 +45,14 @@ class CheckInvalidLossHook(Hook):
         """
         if not self.every_n_train_iters(runner, self.interval):
             return
-        losses = {k: float(v) for k, v in (outputs or {}).items() if 'loss' in k}
-        invalid = {k: v for k, v in losses.items() if not math.isfinite(v)}
+        losses = {k: v for k, v in (outputs or {}).items() if 'loss' in k}
+        values = {k: v.item() if isinstance(v, Tensor) else v for k, v in losses.items()}
+        invalid = {k: v for k, v in values.items() if not math.isfinite(v)}
         if invalid:
-            values = ', '.join(f'{k} = {v}' for k, v in invalid.items())
+            found = ', '.join(f'{k} = {v}' for k, v in invalid.items())
             images = ', '.join(_image_paths(data_batch)) or 'unknown'
             raise InvalidLossError(
-                f'Training stopped at iteration {runner.iter + 1}: {values}, images: {images}; '
+                f'Training stopped at iteration {runner.iter + 1}: {found}, images: {images}; '
                 'look at these images and their annotations, then lower the learning rate, '
                 'clip gradients (optim_wrapper.clip_grad) or turn mixed precision off, '
                 'and resume from an earlier checkpoint.'
