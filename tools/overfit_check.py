@@ -157,9 +157,7 @@ def seg_config(args, data_root, ann_file):
         batch_size=1,
         num_workers=0,
         sampler=dict(type='DefaultSampler', shuffle=False),
-        dataset=dict(
-            **dataset, pipeline=[load[0], resize, load[1], dict(type='PackSegInputs')]
-        ),
+        dataset=dict(**dataset, pipeline=[load[0], resize, load[1], dict(type='PackSegInputs')]),
     )
     cfg.test_evaluator = dict(type='IoUMetric', iou_metrics=['mIoU'])
     cfg.model.data_preprocessor.size = (SEG_SIZE, SEG_SIZE)
