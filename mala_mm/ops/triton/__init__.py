@@ -17,10 +17,10 @@ _INSTALLED = importlib.util.find_spec('triton') is not None
 _INTERPRETED = os.environ.get('TRITON_INTERPRET') == '1'
 
 
-@torch.compiler.assume_constant_result
 def _capability(index: int) -> int:
-    major, minor = torch.cuda.get_device_capability(index)
-    return 10 * major + minor
+    # torch.compile takes the properties of a device for a constant; their capability it does not.
+    properties = torch.cuda.get_device_properties(index)
+    return 10 * properties.major + properties.minor
 
 
 def why_not(q: Tensor) -> str | None:
