@@ -23,6 +23,14 @@ def pytest_collection_modifyitems(config, items):
                 item.add_marker(skip)
 
 
+@pytest.fixture(autouse=True)
+def no_default_scope():
+    """Each test starts as a process does: none inherits the default scope that another one set."""
+    from mmengine.registry import DefaultScope
+
+    DefaultScope._instance_dict.clear()
+
+
 @pytest.fixture(scope='session')
 def repo() -> Path:
     """The root of the checkout."""

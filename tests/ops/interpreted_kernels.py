@@ -114,8 +114,10 @@ def test_every_variant(kind, dtype, rotary):
 @pytest.mark.parametrize('head_dim', [64, 96, 128])
 @pytest.mark.parametrize('kind, dtype', [('mala', 'bf16'), ('rala', 'fp32')])
 def test_every_head_width_and_layout(kind, dtype, head_dim, token_major):
-    # several images: the errors of one softmax over its keys are all of a piece
-    check_gated(3, 1, head_dim, (3, 11), DTYPES[dtype], token_major, **KINDS[kind])
+    # The error of an image's softmax is common to all of its keys, so that a single image is one
+    # draw: over 18 of them at d = 128 the ratios to eager run from 0.74 to 2.45, pooled 1.13.
+    images = 12 if kind == 'rala' else 3
+    check_gated(images, 1, head_dim, (3, 11), DTYPES[dtype], token_major, **KINDS[kind])
 
 
 @pytest.mark.parametrize('size', [(1, 1), (3, 5), (1, 17), (9, 7), (2, 257)])
