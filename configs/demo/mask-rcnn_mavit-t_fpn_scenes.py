@@ -5,7 +5,7 @@ _base_ = '../det/mavit/mask-rcnn_mavit-t_fpn_amp-1x_coco.py'
 data_root = 'data/demo/coco/'
 classes = ('ball', 'car', 'house', 'star', 'tree')
 metainfo = dict(classes=classes)
-max_iters = 300
+max_iters = 240
 
 model = dict(
     backbone=dict(drop_path_rate=0.0),
@@ -57,7 +57,7 @@ test_dataloader = val_dataloader
 val_evaluator = dict(ann_file=data_root + 'annotations/instances_val2017.json')
 test_evaluator = val_evaluator
 
-train_cfg = dict(_delete_=True, type='IterBasedTrainLoop', max_iters=max_iters, val_interval=100)
+train_cfg = dict(_delete_=True, type='IterBasedTrainLoop', max_iters=max_iters, val_interval=80)
 optim_wrapper = dict(
     _delete_=True,
     type='OptimWrapper',

@@ -3,7 +3,7 @@
 _base_ = '../seg/mavit/upernet_mavit-t_8xb2-amp-160k_ade20k-512x512.py'
 
 data_root = 'data/demo/ade/'
-max_iters = 300
+max_iters = 280
 size = (128, 128)
 classes = (
     *('grass', 'mountain', 'road', 'sand', 'sky', 'wall', 'water'),
@@ -60,7 +60,7 @@ val_dataloader = dict(
 test_dataloader = val_dataloader
 del dataset
 
-train_cfg = dict(max_iters=max_iters, val_interval=100)
+train_cfg = dict(max_iters=max_iters, val_interval=70)
 optim_wrapper = dict(
     _delete_=True,
     type='OptimWrapper',
