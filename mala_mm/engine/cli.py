@@ -160,8 +160,9 @@ def run(main: Callable[[Sequence[str] | None], None], argv: Sequence[str] | None
 def explain(error: Exception) -> str | None:
     """The sentence that tells a user what to mend, or None for a bug.
 
-    Besides :class:`UserError`, these are mistakes in a config that show when mmengine builds a
-    part from it: an unknown type, an argument that a class does not take, a value that it refuses.
+    Besides :class:`UserError`, these are images that cannot be decoded, and mistakes in a config
+    that show when mmengine builds a part from it: an unknown type, an argument that a class does
+    not take, a value that it refuses.
 
     Args:
         error (Exception): What was raised.
@@ -169,6 +170,10 @@ def explain(error: Exception) -> str | None:
     message = str(error.args[0]) if error.args else str(error)
     if isinstance(error, UserError):
         return message
+    # From mmcv, at times with the traceback of a worker process before it.
+    unreadable = re.findall('failed to load image: (.+)', message)
+    if isinstance(error, AssertionError) and unreadable:
+        return f'The image {unreadable[-1]} cannot be read; replace it, or take it out of the data.'
     if isinstance(error, KeyError) and 'registry. Please check' in message:
         return message.split('. Please check')[0] + '; correct the type in the config.'
     classes, ours = [], False

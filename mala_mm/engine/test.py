@@ -50,8 +50,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         runner.test_evaluator.metrics.append(_dump(cfg, args.out))
     try:
         runner.test()
-    except UserError:
-        runner.discard_outputs()
+    except Exception as error:
+        if cli.explain(error) is not None:
+            runner.discard_outputs()
         raise
 
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import sys
 
 import pytest
@@ -81,6 +82,10 @@ def outcomes(workplace, trained_detector):
     for path in others:
         (hole / 'train2017' / path.name).symlink_to(path)
 
+    damaged = folder / 'damaged'  # ... and with one that is no image
+    shutil.copytree(coco, damaged)
+    (damaged / 'train2017' / first.name).write_bytes(b'not an image')
+
     def det(*options, data=coco):
         return [
             'train',
@@ -101,6 +106,7 @@ def outcomes(workplace, trained_detector):
         data_root=det(data=folder / 'nowhere'),
         annotations=det(annotations),
         image=det(data=hole),
+        unreadable=det('train_dataloader.num_workers=1', data=damaged),
         classes=det('model.roi_head.bbox_head.num_classes=80'),
         option=det('model.backbone.drop_path=0.1'),
         option_form=det('drop_path'),
@@ -145,6 +151,7 @@ SENTENCES = dict(
     data_root=r'nowhere does not exist; .*--data-root',
     annotations=r'annotations/none\.json',
     image=r'1 of 4 images .* the first is ',
+    unreadable=r'The image .*train2017.* cannot be read; replace it',
     classes=r'roi_head\.bbox_head\.num_classes is 80, but the data set CocoDataset has \d classes',
     option=r"model\.backbone \(mala_mm\.MAViT\) has no 'drop_path'; did you mean drop_path_rate",
     option_form=r"takes key=value pairs, got 'drop_path'",

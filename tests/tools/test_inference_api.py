@@ -16,7 +16,7 @@ found['segmentor'] = dict(
     classes=model.dataset_meta['classes'], palette=model.dataset_meta['palette'],
     labels=result.pred_sem_seg.data[0].numpy().tolist())
 for name, config in dict(recipe='seg.py', written='seg/seg.py').items():
-    inferencer = MMSegInferencer(config, 'seg/iter_2.pth', device='cpu', show_progress=False)
+    inferencer = MMSegInferencer(config, 'seg/iter_2.pth', device='cpu')
     found[f'segmentor inferencer {name}'] = dict(
         labels=inferencer(image, out_dir=out)['predictions'].tolist(),
         classes=inferencer.visualizer.dataset_meta['classes'])
@@ -28,7 +28,7 @@ found['detector'] = dict(
     classes=model.dataset_meta['classes'], scores=result.scores.tolist(),
     masks=list(result.masks.shape))
 for name, config in dict(recipe='det.py', written='det/det.py', none=None).items():
-    inferencer = DetInferencer(config, 'det/epoch_1.pth', device='cpu', show_progress=False)
+    inferencer = DetInferencer(config, 'det/epoch_1.pth', device='cpu')
     found[f'detector inferencer {name}'] = dict(
         classes=inferencer.model.dataset_meta['classes'],
         scores=inferencer(image, out_dir=out)['predictions'][0]['scores'])
