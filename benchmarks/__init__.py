@@ -1,0 +1,1 @@
+"""Measurements of this project, run from a checkout as ``python -m benchmarks.NAME``."""
