@@ -82,9 +82,10 @@ def outcomes(workplace, trained_detector):
     for path in others:
         (hole / 'train2017' / path.name).symlink_to(path)
 
-    damaged = folder / 'damaged'  # ... and with one that is no image
+    damaged = folder / 'damaged'  # ... and with files that are no images, whichever comes first
     shutil.copytree(coco, damaged)
-    (damaged / 'train2017' / first.name).write_bytes(b'not an image')
+    for image in (damaged / 'train2017').iterdir():
+        image.write_bytes(b'not an image')
 
     def det(*options, data=coco):
         return [
