@@ -405,7 +405,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument('--threads', type=int, help='of the CPU; default: as PyTorch finds them')
     parser.add_argument('--rounds', type=int, default=15)
     parser.add_argument(
-        '--softmax-tokens', type=int, default=16700, help='softmax attention up to this many'
+        '--softmax-tokens', type=int, default=4200, help='softmax attention up to this many'
     )
     parser.add_argument('--out', type=Path, default=Path('work_dirs/benchmarks'))
     arguments = parser.parse_args(argv)
