@@ -325,18 +325,27 @@ def crossover(rows: list[dict], kind: str, name: str) -> float | None:
     return shared[0] if shared and min(gains) > 0 else None
 
 
-def crossovers(rows: list[dict], names: list[str]) -> list[str]:
+def crossovers(rows: list[dict]) -> list[str]:
+    """Where the fastest backend that is there overtakes softmax attention, in words."""
     texts = []
     for kind, title in (('forward', 'Forward'), ('both', 'Forward and backward')):
-        for name in (n for n in names if n not in ('formula', 'softmax')):
-            tokens = crossover(rows, kind, name)
-            smallest = min(r['tokens'] for r in rows)
-            if tokens is not None:
-                where = (
-                    'every size measured' if tokens == smallest else f'about {tokens:.0f} tokens'
-                )
-                texts.append(f'{title}: `{name}` is faster than softmax attention from {where} on.')
+        name = fastest(rows)
+        tokens = crossover(rows, kind, name) if name else None
+        if tokens is not None:
+            texts.append(
+                f'{title}: `{name}` is faster than softmax attention {since(rows, tokens)}.'
+            )
     return texts
+
+
+def fastest(rows: list[dict]) -> str | None:
+    names = {row['backend'] for row in rows if 'forward' in row}
+    return next((n for n in ('triton', 'cpu, compiled', 'cpu, tiles') if n in names), None)
+
+
+def since(rows: list[dict], tokens: float) -> str:
+    smallest = min(row['tokens'] for row in rows)
+    return 'at every size measured' if tokens == smallest else f'from about N = {tokens:.0f} on'
 
 
 def draw(results: dict, path: Path) -> None:
@@ -361,12 +370,12 @@ def draw(results: dict, path: Path) -> None:
             style = '--' if name == 'softmax' else '-'
             if points:
                 axes.plot(*zip(*points), style, marker='o', ms=4, color=f'C{index}', label=name)
-        best = next((n for n in ('cpu, compiled', 'cpu, tiles', 'triton') if n in names), None)
+        best = fastest(rows)
         tokens = crossover(rows, column, best) if column in PASSES and best else None
         if tokens is not None:
             axes.axvline(tokens, color='grey', lw=0.8, ls=':')
             axes.annotate(
-                f'{best} beats softmax\nfrom N = {tokens:.0f}',
+                f'{best} beats softmax\n{since(rows, tokens)}',
                 (tokens, 0.97),
                 xytext=(4, 0),
                 xycoords=('data', 'axes fraction'),
@@ -378,7 +387,7 @@ def draw(results: dict, path: Path) -> None:
         axes.grid(alpha=0.3)
     figure.axes[0].legend(fontsize=8, loc='lower right')
     figure.suptitle(f'{results["title"]}: {results["machine"]}', fontsize=10)
-    figure.savefig(path, dpi=120)
+    figure.savefig(path, dpi=90)
 
 
 def _size(text: str) -> tuple[int, int]:
@@ -417,7 +426,7 @@ def main(argv: list[str] | None = None) -> int:
     name = f'operators_{arguments.device}_{arguments.operator}_{arguments.dtype}_{arguments.layout}'
     results = dict(
         title=f'{arguments.operator.upper()}, {arguments.dtype}, B = {arguments.batch}, '
-        f'{arguments.heads} head(s) of {arguments.head_dim}, {arguments.layout}',
+        f'heads = {arguments.heads}, d = {arguments.head_dim}, {arguments.layout}',
         machine=machine(arguments.device),
         command=' '.join(
             ['python -m benchmarks.operators', *(sys.argv[1:] if argv is None else argv)]
@@ -429,8 +438,7 @@ def main(argv: list[str] | None = None) -> int:
     )
     for size in sorted(arguments.sizes, key=lambda s: s[0] * s[1]):
         results['rows'] += measure(arguments, size)
-    names = list(dict.fromkeys(row['backend'] for row in results['rows']))
-    results['crossovers'] = crossovers(results['rows'], names)
+    results['crossovers'] = crossovers(results['rows'])
     text = markdown(results)
     print(text)
     arguments.out.mkdir(parents=True, exist_ok=True)

@@ -27,7 +27,7 @@ from ..rotary import rotary_tables
 
 # Elements of a buffer per thread: small enough for three or four buffers to live in the second- and
 # third-level caches, large enough to drown the microseconds that each call into PyTorch costs.
-TILE_ELEMENTS = 1 << 17
+TILE_ELEMENTS = 1 << 18
 _LOG2_E = 1 / math.log(2)
 _ONE = torch.ones((), device='cpu')
 
