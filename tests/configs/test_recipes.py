@@ -8,7 +8,7 @@ import pytest
 import torch
 from mmengine.optim import build_optim_wrapper
 from mmengine.registry import MODELS, PARAM_SCHEDULERS
-from recipe_grid import ARCHS, BACKBONES, CHANNELS, CONFIGS, GRID, RECIPES, scope_of, to_cpu
+from recipe_grid import CHANNELS, CONFIGS, GRID, RECIPES, scope_of, to_cpu
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -280,7 +280,3 @@ def test_multi_scale_pipeline():
     assert once[0].scales == [(side, 1333) for side in sides] and once[0].keep_ratio
     assert [min(s) for s in twice[0].scales] == [400, 500, 600] and twice[0].keep_ratio
     assert twice[1].crop_size == (384, 600) and twice[1].crop_type == 'absolute_range'
-
-
-def test_sizes_share_names():
-    assert {e.size for e in GRID} == set(ARCHS) and {e.family for e in GRID} == set(BACKBONES)
