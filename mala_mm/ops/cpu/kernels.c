@@ -128,9 +128,9 @@ static inline float feature(float x) {
     e = e * rest + 5.0000001201e-1f;
     e = e * (rest * rest) + rest + 1;
     union {
-        int32_t bits;
+        uint32_t bits;
         float value;
-    } power = {((int32_t)whole + 127) << 23};
+    } power = {(uint32_t)((int32_t)whole + 127) << 23};
     return e * power.value + (x > 0 ? x : 0);
 }
 
@@ -308,7 +308,7 @@ void sum_keys(const problem *p, const map *k, const map *v, const state *states,
     }
 }
 
-/* y_i = a_i (R_i phi(q_i)) KV - b_i vbar from y_i = (R_i phi(q_i)) KV. */
+/* y_i becomes a_i y_i - b_i vbar. */
 static void normalise(block y, const problem *p, const float *z, const float *vbar, int n) {
     for (int i = 0; i < n; i++) {
         float a = 1 / (z[i] + p->eps);
