@@ -57,8 +57,7 @@ def test_each_block_is_a_layer():
         assert rates == {0.5 ** (8 - layer)}, prefix
     assert found['backbone.norm0.weight'][1] == 0.0  # the usual keys rule weight decay
     assert found['neck.weight'][1] == 0.05
-    # One group per layer and weight decay, not one per parameter: 9 layers, where all but the
-    # stem and the blocks' first ... have parameters with and without decay.
+    # One group per learning rate and weight decay, not one per parameter.
     assert len(wrapper.optimizer.param_groups) == len(set(found.values()))
     assert {p for g in wrapper.optimizer.param_groups for p in g['params']} == {*model.parameters()}
 
