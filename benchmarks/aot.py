@@ -20,10 +20,25 @@ from pathlib import Path
 import torch
 
 DTYPES = {'bf16': torch.bfloat16, 'fp16': torch.float16, 'fp32': torch.float32}
-SHARED_LIMIT = {80: 163 * 1024, 90: 227 * 1024}  # bytes one program may have on A100, H100
+# Bytes one program may have on A100, on consumer devices (RTX 30, 40) and on H100.
+SHARED_LIMIT = {80: 163 * 1024, 89: 99 * 1024, 90: 227 * 1024}
 FLOAT32_POINTERS = ('part', 'peak', 'query', 'states', 'dstates', 'dquery', 'table', 'result')
 FLOATS = ('scale', 'tail_scale', 'eps')
 RESULTS = Path(__file__).parent / 'results' / 'aot.md'
+
+
+# What a launch makes, of all that its kernel can.
+PARTS = {
+    '': ('QUERIES', 'KEYS', 'VALUES'),
+    'gate': ('BACKWARD',),
+    'sums': ('KEYS', 'VALUES'),
+    'dKV': ('VALUES',),
+    'dkbar': ('KEYS',),
+    'dkbar, dq': ('KEYS', 'QUERIES'),
+    'dq': ('QUERIES', 'GLOBAL'),
+    'dk': ('KEYS',),
+    'dv': ('VALUES',),
+}
 
 
 @dataclass(frozen=True)
@@ -38,7 +53,7 @@ class Case:
     gated: bool = False
     token_major: bool = True
     aligned: bool = True
-    part: str = ''  # 'reduce' or 'apply' of RALA's backward_queries, 'gate' of apply_queries
+    part: str = ''  # one of PARTS
 
     def __str__(self) -> str:
         words = [self.name, f'd{self.head_dim}', self.dtype, f'sm_{self.arch}', self.kind]
@@ -75,7 +90,7 @@ class Report:
 
 
 def cases(archs=(80, 90), head_dims=(32, 64, 96, 128), dtypes=('bf16', 'fp16', 'fp32')):
-    """Everything that the heuristics can pick, but for the order of the tensors in memory."""
+    """Everything that the heuristics can pick, with all tensors in one of two layouts."""
     for arch in archs:
         for dtype in dtypes:
             for head_dim in head_dims:
@@ -83,21 +98,37 @@ def cases(archs=(80, 90), head_dims=(32, 64, 96, 128), dtypes=('bf16', 'fp16', '
 
 
 def _passes(head_dim: int, dtype: str, arch: int) -> Iterator[Case]:
-    common = {'head_dim': head_dim, 'dtype': dtype, 'arch': arch}
-    for kind in ('mala', 'rala'):
-        if kind == 'rala':
-            yield Case('reduce_queries', kind=kind, **common)
-        yield Case('reduce_keys', kind=kind, **common)
-        if kind == 'mala':  # RALA's is that of MALA less a term
-            yield Case('apply_queries', gated=True, **common)
-            yield Case('apply_queries', gated=True, part='gate', **common)
-            yield Case('backward_queries', **common)
+    from mala_mm.ops.triton import plan
+
+    def fused(name: str) -> bool:
+        return plan.default_config(name, head_dim, DTYPES[dtype], arch).fused
+
+    def backward(rala: bool) -> Iterator[tuple[str, str]]:
+        if fused('backward_queries'):
+            queries = ('sums', 'dq') if rala else ('',)
         else:
-            yield Case('backward_queries', kind=kind, part='reduce', **common)
-            yield Case('backward_queries', kind=kind, part='apply', **common)
-        yield Case('backward_keys', kind=kind, **common)
-    for name in ('reduce_keys', 'apply_queries', 'backward_queries', 'backward_keys'):
-        yield Case(name, gated=name == 'apply_queries', token_major=False, **common)
+            queries = ('dKV', 'dkbar', 'dq') if rala else ('dKV', 'dkbar, dq')
+        yield from (('backward_queries', part) for part in queries)
+        keys = ('',) if fused('backward_keys') else ('dk', 'dv')
+        yield from (('backward_keys', part) for part in keys)
+
+    common = {'head_dim': head_dim, 'dtype': dtype, 'arch': arch}
+    yield Case('reduce_keys', **common)
+    yield Case('apply_queries', gated=True, **common)
+    yield Case('apply_queries', gated=True, part='gate', **common)
+    for name, part in backward(rala=False):
+        yield Case(name, part=part, **common)
+    # RALA's apply_queries is that of MALA less a term.
+    yield Case('reduce_queries', kind='rala', **common)
+    yield Case('reduce_keys', kind='rala', **common)
+    for name, part in backward(rala=True):
+        yield Case(name, kind='rala', part=part, **common)
+    common['token_major'] = False
+    yield Case('reduce_keys', **common)
+    yield Case('apply_queries', gated=True, **common)
+    yield Case('apply_queries', gated=True, part='gate', **common)
+    for name, part in backward(rala=False):
+        yield Case(name, part=part, **common)
 
 
 def compile_case(case: Case, config=None):
@@ -131,12 +162,9 @@ def compile_case(case: Case, config=None):
         'MALA': case.kind == 'mala',
         'WEIGHTED': rala,
         'GATED': case.gated,
-        'BACKWARD': case.part == 'gate',
         'DOT': plan.precision(dtype),
-        'REDUCE': case.part != 'apply',
-        'APPLY': case.part != 'reduce',
-        'GLOBAL': case.part == 'apply',
     }
+    flags |= {name: name in PARTS[case.part] for parts in PARTS.values() for name in parts}
     signature, constants, attributes = {}, {}, {}
     for index, argument in enumerate(kernel.arg_names):
         if argument.isupper():

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import difflib
+import importlib
 import inspect
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import mmengine.registry
 from mmengine.config import Config
-from mmengine.registry import Registry, init_default_scope
+from mmengine.registry import DefaultScope, Registry, init_default_scope
 from mmengine.runner import Runner
 from torch.utils.data import DataLoader
 
@@ -101,9 +102,10 @@ def _arguments(type_name: str) -> set[str] | None:
     roots: Iterable[Registry] = (
         value for value in vars(mmengine.registry).values() if isinstance(value, Registry)
     )
-    for root in roots:
-        with root.switch_scope_and_registry(None) as registry:
-            cls = registry.get(type_name)
+    scope = DefaultScope.get_current_instance().scope_name
+    importlib.import_module(f'{scope}.registry')
+    for root in roots:  # not all of which every library has a child of
+        cls = root.children.get(scope, root).get(type_name)
         if cls is not None:
             break
     if not inspect.isclass(cls):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -211,7 +213,7 @@ def linear_attention(
 
 def gated_attention(
     qkvo: Tensor,
-    lepe: Tensor,
+    lepe: Tensor | Callable[[Tensor], Tensor],
     num_heads: int,
     *,
     kind: str = 'mala',
@@ -229,7 +231,10 @@ def gated_attention(
     Args:
         qkvo (Tensor): Projection of shape (B, 4C, H, W), channels in the order q, k, v, o, in any
             memory format. A head is a group of ``C / num_heads`` consecutive channels.
-        lepe (Tensor): Local position, shape (B, C, H, W), dtype and device of ``qkvo``.
+        lepe (Tensor | Callable): Local position, shape (B, C, H, W), dtype and device of ``qkvo``;
+            or the function that computes it from v, (B, C, H, W). The gradient that comes back
+            through that function is added to that of v where it lies in the packed one, 3 passes
+            over a map of C channels, where slicing v out of ``qkvo`` costs autograd 18.
         num_heads (int): Number of heads.
         kind (str): ``'mala'``, ``'rala'`` or ``'linear'``.
         scale (float, optional): As in the operator of that kind.
@@ -248,11 +253,17 @@ def gated_attention(
     _check_form(form)
     if kind not in library.KINDS:
         raise ValueError(f'kind must be one of {library.KINDS}, got {kind!r}')
-    for name, x in (('qkvo', qkvo), ('lepe', lepe)):
-        if not isinstance(x, Tensor):
-            raise TypeError(f'{name} must be a Tensor, got {type(x).__name__}')
+    if not isinstance(qkvo, Tensor):
+        raise TypeError(f'qkvo must be a Tensor, got {type(qkvo).__name__}')
     if qkvo.dim() != 4 or qkvo.shape[1] % 4:
         raise ValueError(f'qkvo must have shape (B, 4C, H, W), got {tuple(qkvo.shape)}')
+    if callable(lepe):
+        qkvo, v = _share_values(qkvo)
+        lepe = lepe(v)
+    if not isinstance(lepe, Tensor):
+        raise TypeError(
+            f'lepe must be a Tensor or a function that computes one, got {type(lepe).__name__}'
+        )
     batch, channels, height, width = qkvo.shape
     channels //= 4
     if lepe.shape != (batch, channels, height, width):
@@ -279,6 +290,13 @@ def gated_attention(
     return torch.ops.mala_mm.gated_attention(
         qkvo, lepe, num_heads, kind, form, float(scale), float(eps), bool(rotary), backend
     )[0]
+
+
+def _share_values(qkvo: Tensor) -> tuple[Tensor, Tensor]:
+    # A compiler fuses the slices itself, and function transforms want pure functions.
+    if torch.compiler.is_compiling() or _transformed():
+        return qkvo, qkvo.chunk(4, 1)[2]
+    return library.ShareValues.apply(qkvo)
 
 
 def softmax_attention(

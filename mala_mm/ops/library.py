@@ -285,3 +285,19 @@ _register('mala_mm::attention', _differentiate, setup_context=_setup(3))
 _register('mala_mm::gated_attention', _differentiate_gated, setup_context=_setup(2))
 _register('mala_mm::attention_backward', _refuse_second_derivative)
 _register('mala_mm::gated_attention_backward', _refuse_second_derivative)
+
+
+class ShareValues(torch.autograd.Function):
+    """``qkvo`` and its values, whose gradient is added into the packed one where it lies."""
+
+    @staticmethod
+    def forward(ctx, qkvo: Tensor) -> tuple[Tensor, Tensor]:
+        return qkvo.view_as(qkvo), qkvo.chunk(4, 1)[2]
+
+    @staticmethod
+    def backward(ctx, grad: Tensor, grad_v: Tensor) -> Tensor:
+        if torch.is_grad_enabled():  # a second derivative: nothing may change in place
+            q, k, v, o = grad.chunk(4, 1)
+            return torch.cat((q, k, v + grad_v, o), 1)
+        grad.chunk(4, 1)[2].add_(grad_v)  # it was made for nobody else
+        return grad

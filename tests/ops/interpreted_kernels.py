@@ -16,6 +16,7 @@ import os
 
 import pytest
 import torch
+import torch._dynamo.testing
 
 if os.environ.get('TRITON_INTERPRET') != '1':
     pytest.skip('TRITON_INTERPRET=1 has to be set before Triton loads', allow_module_level=True)
@@ -266,3 +267,34 @@ def test_opcheck(name):
     args = (q, k, v, 3, 5, *spec) if name == 'attention' else (qkvo, lepe, 1, *spec)
     torch.use_deterministic_algorithms(False)  # it compares the states' unused memory too
     torch.library.opcheck(getattr(torch.ops.mala_mm, name).default, args)
+
+
+def test_compiles_once_for_all_sizes():
+    """``torch.compile`` sees one operator: no graph break, and one graph for every H x W."""
+    torch._dynamo.reset()
+    counter = torch._dynamo.testing.CompileCounterWithBackend('aot_eager')
+
+    @torch.compile(fullgraph=True, dynamic=True, backend=counter)
+    def mixer(qkvo, lepe):
+        return fused(qkvo, lepe, heads=1)
+
+    frames = set()
+    for size in ((3, 5), (4, 7), (6, 2)):
+        qkvo, lepe, grad = make(1, 1, 32, size, torch.float32)
+        out = results(mixer, qkvo, lepe, grad, torch.float32)
+        plain = results(functools.partial(fused, heads=1), qkvo, lepe, grad, torch.float32)
+        for name, a, b in zip(NAMES, out, plain):
+            assert torch.equal(a, b), name
+        frames.add(counter.frame_count)
+    assert len(frames) == 1, 'compiled anew for another size'
+
+
+def test_export_keeps_the_kernels_that_were_named():
+    class Mixer(torch.nn.Module):
+        def forward(self, qkvo, lepe):
+            return fused(qkvo, lepe, heads=1)
+
+    qkvo, lepe, _ = make(1, 1, 32, (3, 5), torch.float32)
+    program = torch.export.export(Mixer(), (qkvo, lepe))
+    assert 'mala_mm.gated_attention' in program.graph_module.code
+    assert torch.equal(program.module()(qkvo, lepe), fused(qkvo, lepe, heads=1))

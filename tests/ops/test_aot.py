@@ -10,13 +10,15 @@ if os.environ.get('TRITON_INTERPRET') == '1':
 
 from benchmarks import aot
 
-# The passes of the widest head and the most used one, as the published models run them in bf16.
+# Each pass once, as the published models run it in bf16, and the fullest kernels of the others.
 FEW = [
     aot.Case('reduce_keys', 64, 'bf16', 90),
     aot.Case('apply_queries', 64, 'bf16', 90, gated=True),
     aot.Case('backward_queries', 64, 'bf16', 90),
     aot.Case('backward_keys', 64, 'bf16', 80),
     aot.Case('backward_queries', 96, 'bf16', 90),
+    aot.Case('backward_keys', 96, 'fp16', 90, kind='rala'),
+    aot.Case('backward_queries', 96, 'fp32', 80, part='dkbar, dq'),
 ]
 
 
@@ -25,13 +27,15 @@ def check(case):
     line = aot.row(case, report)
     assert report.spills == 0, line
     assert report.shared <= aot.SHARED_LIMIT[case.arch], line
-    # two programs of 4 warps share 65536 registers: 255 is also what a thread can name
-    assert report.registers <= 255, line
-    if report.dots and case.dtype != 'fp32':  # float32 is multiplied in full precision
-        assert report.tensor_core >= report.dots, line
+    if case.arch == 80 and not (case.dtype == 'fp32' and case.head_dim > 64):
+        # these configurations serve consumer devices too, whose programs have less
+        assert report.shared <= aot.SHARED_LIMIT[89], line
+    # a program's registers have to fit into those of a multiprocessor
+    assert report.registers * 32 * report.warps <= 65536, line
+    assert report.tensor_core >= report.dots, line
     assert report.loads.get(16, 0) > 0, line
     # aligned memory: nothing is loaded in single elements of 2 bytes
-    assert 2 not in report.loads or case.dtype == 'fp32', line
+    assert 2 not in report.loads, line
 
 
 @pytest.mark.parametrize('case', FEW, ids=str)
@@ -39,10 +43,16 @@ def test_kernels_fit(case):
     check(case)
 
 
-@pytest.mark.long
-@pytest.mark.parametrize('case', list(aot.cases()), ids=str)
-def test_every_kernel_fits(case):
-    check(case)
+@pytest.mark.slow
+@pytest.mark.parametrize('head_dim', [32, 64, 96, 128])
+@pytest.mark.parametrize('dtype', aot.DTYPES)
+@pytest.mark.parametrize('arch', [80, 90])
+def test_every_kernel_fits(arch, dtype, head_dim):
+    """All that the heuristics can pick, of which ``benchmarks/results/aot.md`` is the table."""
+    table = aot.RESULTS.read_text()
+    for case in aot.cases([arch], [head_dim], [dtype]):
+        check(case)
+        assert f'| {case} |' in table, f'{case}: run python -m benchmarks.aot'
 
 
 def test_no_run_time_integer_specialises():

@@ -58,7 +58,11 @@ def test_unknown_form_is_named():
             r'= \(1, 16, 3, 5\), got \(1, 16, 5, 3\)',
         ),
         (dict(lepe=torch.zeros(1, 16, 3, 5).half()), ValueError, 'got torch.float16 on cpu'),
-        (dict(lepe=None), TypeError, 'lepe must be a Tensor, got NoneType'),
+        (
+            dict(lepe=None),
+            TypeError,
+            'lepe must be a Tensor or a function that computes one, got NoneType',
+        ),
         (dict(num_heads=3), ValueError, 'num_heads must divide C = 16, got 3'),
         (dict(backend='cuda'), ValueError, "backend must be one of .*, got 'cuda'"),
     ],

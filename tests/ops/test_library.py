@@ -74,6 +74,41 @@ def test_gradients_flow_where_only_some_inputs_need_them():
         assert not ops.gated_attention(qkvo, lepe, 2, backend='cpu').requires_grad
 
 
+@pytest.mark.parametrize('backend', ['cpu', 'reference'])
+def test_the_gradient_through_the_local_position_joins_that_of_the_values(backend):
+    """A function of v in place of a map: the same gradients, without a gradient per slice."""
+    qkvo, lepe = packed()
+    weight = lepe.detach()[:, :, :1, :1].clone().requires_grad_()
+
+    def gradients(mixer):
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+            grads = torch.autograd.grad(mixer().square().sum(), (qkvo, weight))
+        return grads, {event.key for event in profile.key_averages()}
+
+    shared, few = gradients(
+        lambda: ops.gated_attention(qkvo, lambda v: v * weight, 2, backend=backend)
+    )
+    sliced, many = gradients(
+        lambda: ops.gated_attention(qkvo, qkvo.chunk(4, 1)[2] * weight, 2, backend=backend)
+    )
+    for a, b in zip(shared, sliced):
+        torch.testing.assert_close(a, b)
+    if backend == 'cpu':
+        slicing = {'SplitBackward0', 'aten::cat'}
+        assert slicing <= many and not slicing & few
+
+
+def test_a_function_of_the_values_can_be_differentiated_twice():
+    qkvo, lepe = packed()
+    qkvo = qkvo.detach().double().requires_grad_()
+    weight = lepe.detach().double()[:, :, :1, :1]
+    assert torch.autograd.gradgradcheck(
+        lambda x: ops.gated_attention(x, lambda v: v.tanh() * weight, 2, backend='reference'),
+        qkvo,
+        fast_mode=True,
+    )
+
+
 def test_compiles_once_for_all_sizes():
     """No graph break, and one graph for every H x W, forward and backward."""
     torch._dynamo.reset()

@@ -54,15 +54,16 @@ class AttentionMixer(BaseModule):
     def forward(self, x: Tensor) -> Tensor:
         """Map (B, C, H, W) to (B, C, H, W)."""
         qkvo = self.qkvo(x)
-        q, k, v, o = qkvo.chunk(4, dim=1)  # (B, C, H, W) each
-        lepe = self.lepe(v)
         if self.attn_type != 'softmax':  # one pass over the packed projection
-            y = gated_attention(qkvo, lepe, self.num_heads, kind=self.attn_type, **self.attn_cfg)
+            y = gated_attention(
+                qkvo, self.lepe, self.num_heads, kind=self.attn_type, **self.attn_cfg
+            )
             return self.proj(y)
+        q, k, v, o = qkvo.chunk(4, dim=1)  # (B, C, H, W) each
         size = x.shape[-2:]
         y = softmax_attention(*map(self._to_heads, (q, k, v)), size=tuple(size), **self.attn_cfg)
         y = y.mT.flatten(1, 2).unflatten(-1, size)  # (B, C, H, W)
-        return self.proj((y + lepe) * o)
+        return self.proj((y + self.lepe(v)) * o)
 
     def extra_repr(self) -> str:
         return f'attn_type={self.attn_type!r}, num_heads={self.num_heads}'

@@ -190,34 +190,62 @@ def rotary_turn(table, table_rows, tokens, valid, width, D: tl.constexpr, P: tl.
 
 @triton.jit
 def operand(x, DOT: tl.constexpr):
-    """Round to the type that the tensor cores multiply."""
+    """Round to the type that the tensor cores multiply, if it is one."""
     if DOT == 'bf16':
-        return cast(x, tl.bfloat16)
-    elif DOT == 'rounded':  # the same values, for Triton's interpreter, whose dot misreads bf16
-        return cast(x, tl.bfloat16).to(tl.float32)
+        x = cast(x, tl.bfloat16)
+        if INTERPRETED:  # whose dot takes bfloat16 for integers
+            x = x.to(tl.float32)
+    return x
+
+
+@triton.jit
+def add_dot(total, a, b, DOT: tl.constexpr):
+    """``total + a @ b`` on the tensor cores, with float32 sums.
+
+    ``bf16`` rounds the operands. ``bf16x3`` takes them for sums of two bfloat16 numbers and leaves
+    out the smallest product, ``bf16x6`` of three and leaves out the three smallest; small products
+    come first. Tensor cores cut off instead of rounding, which ``bf16x6`` keeps away from ``total``
+    (in more registers).
+    """
+    a_high, b_high = operand(a, 'bf16'), operand(b, 'bf16')
+    if DOT == 'bf16':
+        return tl.dot(a_high, b_high, total, input_precision='ieee')
+    a, b = a - a_high.to(tl.float32), b - b_high.to(tl.float32)
+    a_low, b_low = operand(a, 'bf16'), operand(b, 'bf16')
+    if DOT == 'bf16x3':
+        product = total
     else:
-        return x
+        a_rest = operand(a - a_low.to(tl.float32), 'bf16')
+        b_rest = operand(b - b_low.to(tl.float32), 'bf16')
+        product = tl.dot(a_low, b_low, input_precision='ieee')
+        product = tl.dot(a_rest, b_high, product, input_precision='ieee')
+        product = tl.dot(a_high, b_rest, product, input_precision='ieee')
+    product = tl.dot(a_low, b_high, product, input_precision='ieee')
+    product = tl.dot(a_high, b_low, product, input_precision='ieee')
+    product = tl.dot(a_high, b_high, product, input_precision='ieee')
+    if DOT == 'bf16x6':
+        product += total
+    return product
 
 
 @triton.jit
 def dot(a, b, DOT: tl.constexpr):
-    """Matrix product with float32 sums; DOT is a type or a precision of float32 operands."""
-    if DOT == 'bf16':
-        return tl.dot(operand(a, DOT), operand(b, DOT))
-    elif DOT == 'rounded':
-        return tl.dot(operand(a, DOT), operand(b, DOT), input_precision='ieee')
-    else:
-        return tl.dot(a, b, input_precision=DOT)
+    """``a @ b``, see ``add_dot``."""
+    return add_dot(tl.zeros((a.shape[0], b.shape[1]), tl.float32), a, b, DOT)
 
 
 @triton.jit
-def times(x, matrix_t, DOT: tl.constexpr):
+def times(x, matrix_t, DOT: tl.constexpr, TURNED: tl.constexpr):
     """``x @ matrix``, from the transposed (P, P) matrix.
 
-    Computed as ``(matrix^T x^T)^T``: the matrix then is the left operand, whose rows the warps
-    share out. As the right one every warp would hold all of it in registers.
+    TURNED computes ``(matrix^T x^T)^T``: the matrix then is the left operand, whose rows the warps
+    share out. Which way leaves more registers was read off the compiled kernels; split into parts
+    and 64 wide it never is this one.
     """
-    return tl.trans(dot(matrix_t, tl.trans(x), DOT))
+    if TURNED and (DOT == 'bf16' or matrix_t.shape[0] != 64):
+        return tl.trans(dot(matrix_t, tl.trans(x), DOT))
+    else:
+        return dot(x, tl.trans(matrix_t), DOT)
 
 
 @triton.jit
@@ -307,7 +335,7 @@ def reduce_keys(
         if ROTARY:
             cos, sin = rotary_turn(table, table_rows, tokens, valid, width, D, P)
             even, odd = turn(even, odd, cos, sin)
-        kv += dot(tl.trans(merge(even, odd, P)), values, DOT)
+        kv = add_dot(kv, tl.trans(merge(even, odd, P)), values, DOT)
 
     row = tl.arange(0, P)[:, None]
     column = tl.arange(0, P)[None, :]
@@ -447,9 +475,10 @@ def backward_queries(
     D: tl.constexpr, P: tl.constexpr, BLOCK_N: tl.constexpr, TOKEN_UNIT: tl.constexpr,
     Q: tl.constexpr, G: tl.constexpr, DQ: tl.constexpr,
     ROTARY: tl.constexpr, MALA: tl.constexpr, DOT: tl.constexpr,
-    REDUCE: tl.constexpr, APPLY: tl.constexpr, GLOBAL: tl.constexpr,
+    VALUES: tl.constexpr, KEYS: tl.constexpr, QUERIES: tl.constexpr, GLOBAL: tl.constexpr,
 ):  # fmt: skip
-    """The queries' side: ``dq`` (APPLY) and the chunk's share of dKV, dkbar, dvbar (REDUCE).
+    """The queries' side: the chunk's share of dKV and dvbar (VALUES), of dkbar (KEYS), and ``dq``
+    (QUERIES).
 
     With GLOBAL every ``phi(q_i)`` also has the gradient ``dquery``, RALA's global query's.
     """
@@ -459,21 +488,23 @@ def backward_queries(
     batch, inner = head // heads, head % heads
     q = head_start(q, batch, inner, q_b, q_h, Q)
     g = head_start(g, batch, inner, g_b, g_h, G)
-    if APPLY:
+    if QUERIES:
         dq = head_start(dq, batch, inner, dq_b, dq_h, DQ)
     states += head * stride
     num_tokens = token_units * TOKEN_UNIT
 
-    kv = operand(load_matrix(states, D, P, False), DOT)
+    if KEYS or QUERIES:
+        kv = operand(load_matrix(states, D, P, False), DOT)
     k_even, k_odd = split_vector(states + D * D, D, P)
     if MALA:
         v_mean = load_vector(states + D * D + D, D, P)
     if GLOBAL:
         dg_even, dg_odd = split_vector(dquery + head * D, D, P)
-    if REDUCE:
+    if VALUES:
         dkv = tl.zeros((P, P), tl.float32)
-        dk_even, dk_odd = tl.zeros((P // 2,), tl.float32), tl.zeros((P // 2,), tl.float32)
         dv_mean = tl.zeros((P,), tl.float32)
+    if KEYS:
+        dk_even, dk_odd = tl.zeros((P // 2,), tl.float32), tl.zeros((P // 2,), tl.float32)
     for tile in range(chunk * tiles, chunk * tiles + tiles):
         first = tile * BLOCK_N
         tokens = first + tl.arange(0, BLOCK_N)
@@ -490,47 +521,49 @@ def backward_queries(
             cos, sin = rotary_turn(table, table_rows, tokens, valid, width, D, P)
         if MALA:
             dz = -tl.sum(grad * v_mean[None, :], axis=1)
-            if REDUCE:  # grad is 0 beyond the last token, which keeps those out of every sum
+            if VALUES:  # grad is 0 beyond the last token, which keeps those out of every sum
                 dv_mean -= tl.sum(z[:, None] * grad, axis=0)
         grad = operand(grad, DOT)
-        if REDUCE:
+        if VALUES:
             p_even, p_odd = even * a[:, None], odd * a[:, None]
             if ROTARY:
                 p_even, p_odd = turn(p_even, p_odd, cos, sin)
-            dkv += dot(tl.trans(merge(p_even, p_odd, P)), grad, DOT)
-        # R_i^T (g_i KV^T): the gradient of phi(q_i) in the numerator, but for its factor a_i
-        u = times(grad, kv, DOT)
-        u_even, u_odd = tl.split(tl.reshape(u, (BLOCK_N, P // 2, 2)))
-        if ROTARY:
-            u_even, u_odd = turn(u_even, u_odd, cos, -sin)
-        da = row_dot(even, odd, u_even, u_odd)
-        if MALA:
-            dz -= (da * inverse) * inverse
-        else:
-            dz = -(da * inverse) * inverse
-        if REDUCE:
-            dk_even += tl.sum(dz[:, None] * even, axis=0)
-            dk_odd += tl.sum(dz[:, None] * odd, axis=0)
-        if APPLY:
-            u_even = u_even * a[:, None] + dz[:, None] * k_even[None, :]
-            u_odd = u_odd * a[:, None] + dz[:, None] * k_odd[None, :]
-            if GLOBAL:
-                u_even += dg_even[None, :]
-                u_odd += dg_odd[None, :]
-            u_even *= slope(even)
-            u_odd *= slope(odd)
-            store_pairs(dq, u_even, u_odd, first, valid, dq_n, dq_d, DQ, D, P)
+            dkv = add_dot(dkv, tl.trans(merge(p_even, p_odd, P)), grad, DOT)
+        if KEYS or QUERIES:
+            # R_i^T (g_i KV^T): the gradient of phi(q_i) in the numerator, but for its factor a_i
+            u = times(grad, kv, DOT, VALUES or KEYS != QUERIES)
+            u_even, u_odd = tl.split(tl.reshape(u, (BLOCK_N, P // 2, 2)))
+            if ROTARY:
+                u_even, u_odd = turn(u_even, u_odd, cos, -sin)
+            da = row_dot(even, odd, u_even, u_odd)
+            if MALA:
+                dz -= (da * inverse) * inverse
+            else:
+                dz = -(da * inverse) * inverse
+            if KEYS:
+                dk_even += tl.sum(dz[:, None] * even, axis=0)
+                dk_odd += tl.sum(dz[:, None] * odd, axis=0)
+            if QUERIES:
+                u_even = u_even * a[:, None] + dz[:, None] * k_even[None, :]
+                u_odd = u_odd * a[:, None] + dz[:, None] * k_odd[None, :]
+                if GLOBAL:
+                    u_even += dg_even[None, :]
+                    u_odd += dg_odd[None, :]
+                u_even *= slope(even)
+                u_odd *= slope(odd)
+                store_pairs(dq, u_even, u_odd, first, valid, dq_n, dq_d, DQ, D, P)
 
-    if REDUCE:
+    part += program * ((D + 2) * D)
+    if VALUES:
         row = tl.arange(0, P)[:, None]
         column = tl.arange(0, P)[None, :]
-        part += program * ((D + 2) * D)
         tl.store(part + row * D + column, dkv, mask=(row < D) & (column < D))
+        channels = tl.arange(0, P)
+        tl.store(part + D * D + D + channels, dv_mean, mask=channels < D)
+    if KEYS:
         pairs = tl.arange(0, P // 2)
         tl.store(part + D * D + 2 * pairs, dk_even, mask=pairs < D // 2)
         tl.store(part + D * D + 2 * pairs + 1, dk_odd, mask=pairs < D // 2)
-        channels = tl.arange(0, P)
-        tl.store(part + D * D + D + channels, dv_mean, mask=channels < D)
 
 
 @jit
@@ -542,8 +575,11 @@ def backward_keys(
     D: tl.constexpr, P: tl.constexpr, BLOCK_N: tl.constexpr, TOKEN_UNIT: tl.constexpr,
     K: tl.constexpr, V: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr,
     ROTARY: tl.constexpr, MALA: tl.constexpr, WEIGHTED: tl.constexpr, DOT: tl.constexpr,
+    KEYS: tl.constexpr, VALUES: tl.constexpr,
 ):  # fmt: skip
-    """The keys' side: ``dk`` and ``dv``; with WEIGHTED the chunk's share of the global query's."""
+    """The keys' side: ``dk`` (KEYS), with WEIGHTED the chunk's share of the global query's
+    gradient too, and ``dv`` (VALUES).
+    """
     program = tl.program_id(0).to(tl.int64)
     chunk = (program % chunks).to(tl.int32)
     head = program // chunks
@@ -561,56 +597,61 @@ def backward_keys(
     if MALA:
         dv_mean = load_vector(dstates + D * D + D, D, P)
     if WEIGHTED:
-        # sum_j p_j r_j of the softmax' gradient, without a pass over the tokens
-        mean = tl.sum(tl.sum(dkv * load_matrix(states, D, P, False), axis=1), axis=0)
-        s_even, s_odd = split_vector(states + D * D, D, P)
-        mean += tl.sum(dk_even * s_even + dk_odd * s_odd, axis=0)
         g_even, g_odd = split_vector(states + (D + 2) * D, D, P)
         g_even *= scale
         g_odd *= scale
         highest = tl.load(states + (D + 3) * D)
         share = 1 / tl.load(states + (D + 3) * D + 1)
-        dg_even, dg_odd = tl.zeros((P // 2,), tl.float32), tl.zeros((P // 2,), tl.float32)
+        if KEYS:
+            # sum_j p_j r_j of the softmax' gradient, without a pass over the tokens
+            mean = tl.sum(tl.sum(dkv * load_matrix(states, D, P, False), axis=1), axis=0)
+            s_even, s_odd = split_vector(states + D * D, D, P)
+            mean += tl.sum(dk_even * s_even + dk_odd * s_odd, axis=0)
+            dg_even, dg_odd = tl.zeros((P // 2,), tl.float32), tl.zeros((P // 2,), tl.float32)
     dkv = operand(dkv, DOT)
     for tile in range(chunk * tiles, chunk * tiles + tiles):
         first = tile * BLOCK_N
         tokens = first + tl.arange(0, BLOCK_N)
         valid = tokens < num_tokens
         even, odd = load_pairs(k, first, valid, k_n, k_d, K, D, P)
-        values = load_tile(v, first, valid, v_n, v_d, V, D, P)
         even, odd = feature_map(even), feature_map(odd)
+        if KEYS:
+            values = load_tile(v, first, valid, v_n, v_d, V, D, P)
+        if ROTARY:
+            cos, sin = rotary_turn(table, table_rows, tokens, valid, width, D, P)
         if WEIGHTED:
             logit = row_dot(even, odd, g_even[None, :], g_odd[None, :])
             weight = tl.where(valid, tl.exp(logit - highest) * share, 0.0)
-        turned_even, turned_odd = even, odd
-        if ROTARY:
-            cos, sin = rotary_turn(table, table_rows, tokens, valid, width, D, P)
-            turned_even, turned_odd = turn(even, odd, cos, sin)
-        if WEIGHTED:
-            turned_even *= weight[:, None]
-            turned_odd *= weight[:, None]
-        grad_v = times(merge(turned_even, turned_odd, P), tl.trans(dkv), DOT)
-        if MALA:
-            grad_v += dv_mean[None, :]
-        store_tile(dv, grad_v, first, valid, dv_n, dv_d, DV, D, P)
-        u = times(values, dkv, DOT)
-        u_even, u_odd = tl.split(tl.reshape(u, (BLOCK_N, P // 2, 2)))
-        if ROTARY:
-            u_even, u_odd = turn(u_even, u_odd, cos, -sin)
-        u_even += dk_even[None, :]
-        u_odd += dk_odd[None, :]
-        if WEIGHTED:
-            # r_j, what the loss gains from a higher weight of this key
-            gain = row_dot(even, odd, u_even, u_odd)
-            dlogit = weight * (gain - mean)
-            u_even = u_even * weight[:, None] + dlogit[:, None] * g_even[None, :]
-            u_odd = u_odd * weight[:, None] + dlogit[:, None] * g_odd[None, :]
-            dg_even += tl.sum(dlogit[:, None] * even, axis=0)
-            dg_odd += tl.sum(dlogit[:, None] * odd, axis=0)
-        u_even *= slope(even)
-        u_odd *= slope(odd)
-        store_pairs(dk, u_even, u_odd, first, valid, dk_n, dk_d, DK, D, P)
-    if WEIGHTED:
+        if VALUES:
+            turned_even, turned_odd = even, odd
+            if ROTARY:
+                turned_even, turned_odd = turn(even, odd, cos, sin)
+            if WEIGHTED:
+                turned_even *= weight[:, None]
+                turned_odd *= weight[:, None]
+            grad_v = times(merge(turned_even, turned_odd, P), tl.trans(dkv), DOT, KEYS)
+            if MALA:
+                grad_v += dv_mean[None, :]
+            store_tile(dv, grad_v, first, valid, dv_n, dv_d, DV, D, P)
+        if KEYS:
+            u = times(values, dkv, DOT, VALUES)
+            u_even, u_odd = tl.split(tl.reshape(u, (BLOCK_N, P // 2, 2)))
+            if ROTARY:
+                u_even, u_odd = turn(u_even, u_odd, cos, -sin)
+            u_even += dk_even[None, :]
+            u_odd += dk_odd[None, :]
+            if WEIGHTED:
+                # r_j, what the loss gains from a higher weight of this key
+                gain = row_dot(even, odd, u_even, u_odd)
+                dlogit = weight * (gain - mean)
+                u_even = u_even * weight[:, None] + dlogit[:, None] * g_even[None, :]
+                u_odd = u_odd * weight[:, None] + dlogit[:, None] * g_odd[None, :]
+                dg_even += tl.sum(dlogit[:, None] * even, axis=0)
+                dg_odd += tl.sum(dlogit[:, None] * odd, axis=0)
+            u_even *= slope(even)
+            u_odd *= slope(odd)
+            store_pairs(dk, u_even, u_odd, first, valid, dk_n, dk_d, DK, D, P)
+    if WEIGHTED and KEYS:
         pairs = tl.arange(0, P // 2)
         part += program * D
         tl.store(part + 2 * pairs, dg_even, mask=pairs < D // 2)

@@ -88,8 +88,6 @@ class _Call:
         self.token_major = q.stride(3) == 1
         self.table = rotary_table(problem.size, self.head_dim, q.device) if problem.rotary else q
         self.dot = precision(q.dtype)
-        if _INTERPRETED:  # its dots have one precision, and no bf16
-            self.dot = 'rounded' if self.dot == 'bf16' else 'ieee'
 
     def plan(self, name: str) -> tuple[Config, int, int]:
         chosen = config(
@@ -246,32 +244,48 @@ def backward(
     chunks = plan[1]
     part, dstates = call.empty(chunks, rows), call.empty(rows)
     dquery = call.empty(d)
-    queries = functools.partial(
-        call.run,
-        'backward_queries',
-        plan,
-        {'q': q, 'g': grad, 'dq': dq},
-        states=states,
-        part=part,
-        dquery=dquery,
-        eps=problem.eps,
-        stride=stride,
-    )
-    queries(REDUCE=True, APPLY=not rala, GLOBAL=False)
+
+    def queries(**gradients: bool) -> None:
+        call.run(
+            'backward_queries',
+            plan,
+            {'q': q, 'g': grad, 'dq': dq},
+            states=states,
+            part=part,
+            dquery=dquery,
+            eps=problem.eps,
+            stride=stride,
+            **{'VALUES': False, 'KEYS': False, 'QUERIES': False, 'GLOBAL': False, **gradients},
+        )
+
+    if plan[0].fused:
+        queries(VALUES=True, KEYS=True, QUERIES=not rala)
+    else:
+        queries(VALUES=True)
+        queries(KEYS=True, QUERIES=not rala)
     weight = 1.0 if rala else problem.coefficient
     call.combine(part, chunks, rows, rows - d, weight, 1 / call.tokens, dstates, rows)
-    plan = call.plan('backward_keys')
-    share = call.empty(plan[1], d) if rala else part
-    call.run(
-        'backward_keys',
-        plan,
-        {'k': k, 'v': v, 'dk': dk, 'dv': dv},
-        states=states,
-        dstates=dstates,
-        part=share,
-        scale=problem.scale,
-        stride=stride,
-    )
+    keys_plan = call.plan('backward_keys')
+    share = call.empty(keys_plan[1], d) if rala else part
+
+    def keys(**gradients: bool) -> None:
+        call.run(
+            'backward_keys',
+            keys_plan,
+            {'k': k, 'v': v, 'dk': dk, 'dv': dv},
+            states=states,
+            dstates=dstates,
+            part=share,
+            scale=problem.scale,
+            stride=stride,
+            **{'KEYS': False, 'VALUES': False, **gradients},
+        )
+
+    if keys_plan[0].fused:
+        keys(KEYS=True, VALUES=True)
+    else:
+        keys(VALUES=True)
+        keys(KEYS=True)
     if rala:
-        call.combine(share, plan[1], d, d, problem.scale / call.tokens, 1.0, dquery, d)
-        queries(REDUCE=False, APPLY=True, GLOBAL=True)
+        call.combine(share, keys_plan[1], d, d, problem.scale / call.tokens, 1.0, dquery, d)
+        queries(QUERIES=True, GLOBAL=True)

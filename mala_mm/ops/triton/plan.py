@@ -22,16 +22,16 @@ PASSES = ('reduce_queries', 'reduce_keys', 'apply_queries', 'backward_queries', 
 def precision(dtype: torch.dtype) -> str:
     """What a dot multiplies.
 
-    bf16 goes to the tensor cores as it is. The range of fp16 is too small for KV and its gradient:
-    there float32 operands are split into two bfloat16 parts (which hold every fp16 number), and the
-    three products that matter are summed. float32 is multiplied in full precision, on the tensor
-    cores only if ``torch.set_float32_matmul_precision`` allows two bfloat16 parts ('high').
+    Always on the tensor cores, with float32 sums. bf16 goes there as it is. float32 is the sum of
+    three bfloat16 numbers, and the six products above its own rounding error are summed; of two
+    where ``torch.set_float32_matmul_precision`` allows that ('high'). fp16 is the sum of two: as
+    a type of operands its range is too small for KV and its gradient.
     """
     if dtype == torch.bfloat16:
         return 'bf16'
     if dtype == torch.float16 or torch.get_float32_matmul_precision() != 'highest':
         return 'bf16x3'
-    return 'ieee'
+    return 'bf16x6'
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,9 @@ class Config:
         waves: Programs per streaming multiprocessor to aim at.
         least: Fewest tokens per program, so that what a program reads or writes once (a d x d
             state) is little beside its tokens.
+        fused: Whether one launch of a backward pass makes all of its gradients. Two matrices of
+            float32 at d > 64 do not fit into the registers of a program: there a launch makes
+            those that need one of them, and reads the tokens once more.
     """
 
     block: int
@@ -52,6 +55,7 @@ class Config:
     stages: int
     waves: int
     least: int
+    fused: bool = True
 
 
 def padded(head_dim: int) -> int:
@@ -59,36 +63,63 @@ def padded(head_dim: int) -> int:
     return 1 << (head_dim - 1).bit_length()
 
 
+# Tokens per tile, warps and tiles in flight of each of the PASSES, and the passes that are not
+# fused, by (dtype, device with wgmma, channels of a tile). Chosen so that nothing spills
+# (``benchmarks/results/aot.md``) and, but for the last row, so that the 99 KiB of shared memory of
+# consumer devices suffice where there is no wgmma. Which of the tiles that fit are the fastest
+# takes a device to tell: ``benchmarks/tune.py``.
+_SMALL = ((64, 4, 3), (64, 4, 3), (64, 4, 3), (64, 8, 2), (64, 8, 2))
+_TILES = {
+    ('bfloat16', True, 32): (_SMALL, ()),
+    ('bfloat16', True, 64): (_SMALL, ()),
+    ('bfloat16', True, 128): (((64, 8, 2), (64, 8, 3), (64, 8, 2), (32, 8, 2), (32, 8, 2)), ()),
+    ('bfloat16', False, 32): (_SMALL, ()),
+    ('bfloat16', False, 64): (((64, 4, 3), (64, 4, 3), (64, 8, 3), (64, 8, 2), (64, 8, 2)), ()),
+    ('bfloat16', False, 128): (((64, 8, 2), (64, 8, 2), (32, 8, 3), (16, 8, 2), (32, 8, 1)), ()),
+    ('float16', True, 32): (((64, 4, 3), (32, 4, 2), (32, 4, 2), (32, 4, 2), (32, 4, 2)), ()),
+    ('float16', True, 64): (((64, 4, 3), (32, 4, 2), (32, 4, 2), (32, 8, 2), (32, 8, 2)), ()),
+    ('float16', True, 128): (((64, 8, 2), (16, 8, 2), (16, 8, 2), (16, 8, 2), (16, 8, 2)), ()),
+    ('float16', False, 32): (((64, 4, 3), (32, 4, 2), (32, 4, 2), (32, 4, 2), (32, 4, 2)), ()),
+    ('float16', False, 64): (((64, 4, 3), (32, 4, 2), (32, 4, 2), (32, 8, 2), (32, 8, 2)), ()),
+    ('float16', False, 128): (
+        ((64, 8, 2), (16, 8, 2), (16, 8, 2), (16, 8, 2), (16, 8, 2)),
+        ('backward_queries', 'backward_keys'),
+    ),
+    ('float32', True, 32): (((32, 4, 2), (32, 8, 2), (32, 4, 2), (16, 4, 2), (16, 4, 2)), ()),
+    ('float32', True, 64): (((32, 4, 2), (32, 8, 2), (16, 4, 2), (16, 8, 2), (32, 8, 2)), ()),
+    ('float32', True, 128): (
+        ((32, 8, 2), (16, 8, 2), (16, 8, 1), (16, 8, 3), (16, 8, 1)),
+        ('backward_queries',),
+    ),
+    ('float32', False, 32): (((32, 4, 2), (16, 4, 2), (32, 4, 2), (16, 4, 2), (16, 4, 2)), ()),
+    ('float32', False, 64): (((32, 4, 2), (16, 4, 2), (16, 4, 2), (16, 8, 2), (32, 8, 2)), ()),
+    ('float32', False, 128): (
+        ((32, 8, 2), (16, 8, 2), (16, 8, 1), (16, 8, 3), (16, 8, 1)),
+        ('backward_queries', 'backward_keys'),
+    ),
+}
+
+
 def default_config(name: str, head_dim: int, dtype: torch.dtype, capability: int = 90) -> Config:
     """The configuration of a pass where no tuned one is known.
 
-    In bf16 chosen so that nothing spills (``benchmarks/results/aot.md``); which of the
-    configurations that fit is the fastest takes a device: ``benchmarks/tune.py``. Full-precision
-    float32 has no tensor cores to go to and spills in the backward at widths 96 and 128.
+    Args:
+        name (str): One of :data:`PASSES`.
+        head_dim (int): Head width d.
+        dtype (torch.dtype): Type of q, k and v.
+        capability (int): Compute capability of the device, 80 for 8.0.
+
+    Returns:
+        Config: The configuration.
     """
-    wide = padded(head_dim) == 128
-    backward = name.startswith('backward')
-    if dtype == torch.bfloat16:
-        block, warps, stages = 64, 8 if wide or backward else 4, 2 if backward else 3
-        if wide:
-            stages = 3 if name == 'reduce_keys' else 2
-            if backward:
-                block = 16 if capability < 90 and name == 'backward_queries' else 32
-    else:
-        block, warps, stages = 32, 8 if wide or backward else 4, 1 if wide else 2
-        if wide and backward:
-            block = 16
-        if dtype == torch.float32 and name != 'reduce_keys':
-            # multiplied without tensor cores: a thread holds whole rows of its operands
-            if wide and name != 'reduce_queries':
-                block, warps = 16, 16
-            elif name == 'backward_keys':
-                block, stages = 16, 1
+    wgmma = 90 <= capability < 120
+    tiles, parted = _TILES[str(dtype).removeprefix('torch.'), wgmma, padded(head_dim)]
+    block, warps, stages = tiles[PASSES.index(name)]
     # A reduction writes d * d float32 per program, and the next launch reads them: with 8 d tokens
     # of 2 bytes that is an eighth of what the whole forward has to move.
     reduces = name in ('reduce_keys', 'backward_queries')
-    least = 8 * head_dim if reduces else 4 * head_dim
-    return Config(block, warps, stages, waves=2, least=max(least, block))
+    least = max(8 * head_dim if reduces else 4 * head_dim, block)
+    return Config(block, warps, stages, waves=2, least=least, fused=name not in parted)
 
 
 @functools.cache
