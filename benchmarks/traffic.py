@@ -116,11 +116,18 @@ def backward(shape: Shape, dtype: torch.dtype, multiprocessors: int, kind='mala'
     launches = []
     if gated:  # q, lepe, o, g in; the gradients of o and lepe out
         launches.append(token_pass('apply_queries', 6, states, 0))
-    launches.append(token_pass('backward_queries', 2 if rala else 3, states, rows))
+    if config('backward_queries', d, dtype, True).fused:
+        launches.append(token_pass('backward_queries', 2 if rala else 3, states, rows))
+    else:
+        launches.append(token_pass('backward_queries', 2, states - d * d, rows - d))
+        launches.append(token_pass('backward_queries', 2 if rala else 3, states, d))
     launches.append(_combine(launches[-1].programs // heads, heads, rows))
-    launches.append(
-        token_pass('backward_keys', 4, rows + (states if rala else 0), d if rala else 0)
-    )
+    read, written = rows + (states if rala else 0), d if rala else 0
+    if config('backward_keys', d, dtype, True).fused:
+        launches.append(token_pass('backward_keys', 4, read, written))
+    else:
+        launches.append(token_pass('backward_keys', 2, rows, 0))
+        launches.append(token_pass('backward_keys', 3, read, written))
     if rala:
         launches.append(_combine(launches[-1].programs // heads, heads, d))
         launches.append(token_pass('backward_queries', 3, states + d, 0))

@@ -3,12 +3,14 @@
 import os
 
 import pytest
+import torch
 
 pytest.importorskip('triton', reason='the Triton backend is optional')
 if os.environ.get('TRITON_INTERPRET') == '1':
     pytest.skip('with TRITON_INTERPRET=1 nothing is compiled', allow_module_level=True)
 
 from benchmarks import aot
+from mala_mm.ops.triton import plan
 
 # Each pass once, as the published models run it in bf16, and the fullest kernels of the others.
 FEW = [
@@ -27,9 +29,9 @@ def check(case):
     line = aot.row(case, report)
     assert report.spills == 0, line
     assert report.shared <= aot.SHARED_LIMIT[case.arch], line
-    if case.arch == 80 and not (case.dtype == 'fp32' and case.head_dim > 64):
-        # these configurations serve consumer devices too, whose programs have less
-        assert report.shared <= aot.SHARED_LIMIT[89], line
+    if case.arch == 80:  # its configurations serve consumer devices too, whose programs have less
+        refused = plan.lacks_memory(case.head_dim, aot.DTYPES[case.dtype], 89)
+        assert report.shared <= (120 * 1024 if refused else aot.SHARED_LIMIT[89]), line
     # a program's registers have to fit into those of a multiprocessor
     assert report.registers * 32 * report.warps <= 65536, line
     assert report.tensor_core >= report.dots, line
@@ -53,6 +55,16 @@ def test_every_kernel_fits(arch, dtype, head_dim):
     for case in aot.cases([arch], [head_dim], [dtype]):
         check(case)
         assert f'| {case} |' in table, f'{case}: run python -m benchmarks.aot'
+
+
+@pytest.mark.parametrize('capability, refused', [(80, False), (86, True), (90, False), (120, True)])
+def test_a_device_with_little_shared_memory_is_told(capability, refused):
+    reason = plan.lacks_memory(96, torch.float32, capability)
+    assert (reason is not None) == refused
+    if refused:
+        assert f'float32 at d > 64, got compute capability {capability / 10}' in reason
+    assert plan.lacks_memory(64, torch.float32, capability) is None
+    assert plan.lacks_memory(128, torch.bfloat16, capability) is None
 
 
 def test_no_run_time_integer_specialises():

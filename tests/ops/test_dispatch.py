@@ -61,7 +61,7 @@ def test_unknown_form_is_named():
         (
             dict(lepe=None),
             TypeError,
-            'lepe must be a Tensor or a function that computes one, got NoneType',
+            'lepe must be a Tensor or a function .*, got NoneType',
         ),
         (dict(num_heads=3), ValueError, 'num_heads must divide C = 16, got 3'),
         (dict(backend='cuda'), ValueError, "backend must be one of .*, got 'cuda'"),

@@ -11,7 +11,7 @@ import os
 import torch
 from torch import Tensor
 
-from .plan import DTYPES, HEAD_DIMS
+from .plan import DTYPES, HEAD_DIMS, lacks_memory
 
 _INSTALLED = importlib.util.find_spec('triton') is not None
 _INTERPRETED = os.environ.get('TRITON_INTERPRET') == '1'
@@ -39,6 +39,8 @@ def why_not(q: Tensor) -> str | None:
         return f'needs dtype bfloat16, float16 or float32, got {q.dtype}'
     if q.shape[-1] not in HEAD_DIMS:
         return f'needs a head width among {HEAD_DIMS}, got d = {q.shape[-1]}'
+    if q.device.type == 'cuda':
+        return lacks_memory(q.shape[-1], q.dtype, capability)
     return None
 
 

@@ -34,6 +34,26 @@ def precision(dtype: torch.dtype) -> str:
     return 'bf16x6'
 
 
+# KiB that a program may have, where it is more than on consumer devices.
+_SHARED_MEMORY = {80: 163, 87: 163, 90: 227, 100: 227, 103: 227}
+
+
+def lacks_memory(head_dim: int, dtype: torch.dtype, capability: int) -> str | None:
+    """What a device lacks to hold a program's tiles; None if it holds them.
+
+    Args:
+        head_dim (int): Head width d.
+        dtype (torch.dtype): Type of q, k and v.
+        capability (int): Compute capability of the device, 80 for 8.0.
+    """
+    if dtype == torch.float32 and padded(head_dim) == 128 and capability not in _SHARED_MEMORY:
+        return (
+            'needs 120 KiB of shared memory per program for float32 at d > 64, got compute '
+            f'capability {capability / 10}, which has 99 KiB'
+        )
+    return None
+
+
 @dataclass(frozen=True)
 class Config:
     """How one kernel is compiled and cut.
@@ -64,31 +84,33 @@ def padded(head_dim: int) -> int:
 
 
 # Tokens per tile, warps and tiles in flight of each of the PASSES, and the passes that are not
-# fused, by (dtype, device with wgmma, channels of a tile). Chosen so that nothing spills
-# (``benchmarks/results/aot.md``) and, but for the last row, so that the 99 KiB of shared memory of
-# consumer devices suffice where there is no wgmma. Which of the tiles that fit are the fastest
-# takes a device to tell: ``benchmarks/tune.py``.
-_SMALL = ((64, 4, 3), (64, 4, 3), (64, 4, 3), (64, 8, 2), (64, 8, 2))
+# fused, by (dtype, whether the device has wgmma, channels of a tile). Chosen so that nothing spills
+# (``benchmarks/results/aot.md``). With wgmma (H100, H200) there are as many tiles in flight as it
+# takes to keep the memory busy by Little's law: 4.3 TB/s times 1 us are 33 KB per multiprocessor.
+# Without it, the 99 KiB of shared memory of consumer devices suffice, but for the last row. Which
+# of the tiles that fit are the fastest takes a device to tell: ``benchmarks/tune.py``.
+_BF16_WGMMA = ((64, 4, 4), (64, 4, 3), (64, 8, 4), (64, 8, 4), (64, 8, 4))
+_BF16 = ((64, 4, 3), (64, 4, 3), (64, 8, 3), (64, 8, 2), (64, 8, 2))
 _TILES = {
-    ('bfloat16', True, 32): (_SMALL, ()),
-    ('bfloat16', True, 64): (_SMALL, ()),
-    ('bfloat16', True, 128): (((64, 8, 2), (64, 8, 3), (64, 8, 2), (32, 8, 2), (32, 8, 2)), ()),
-    ('bfloat16', False, 32): (_SMALL, ()),
-    ('bfloat16', False, 64): (((64, 4, 3), (64, 4, 3), (64, 8, 3), (64, 8, 2), (64, 8, 2)), ()),
+    ('bfloat16', True, 32): (_BF16_WGMMA, ()),
+    ('bfloat16', True, 64): (_BF16_WGMMA, ()),
+    ('bfloat16', True, 128): (((64, 8, 4), (64, 8, 3), (64, 8, 3), (32, 8, 4), (32, 8, 4)), ()),
+    ('bfloat16', False, 32): (_BF16, ()),
+    ('bfloat16', False, 64): (_BF16, ()),
     ('bfloat16', False, 128): (((64, 8, 2), (64, 8, 2), (32, 8, 3), (16, 8, 2), (32, 8, 1)), ()),
-    ('float16', True, 32): (((64, 4, 3), (32, 4, 2), (32, 4, 2), (32, 4, 2), (32, 4, 2)), ()),
-    ('float16', True, 64): (((64, 4, 3), (32, 4, 2), (32, 4, 2), (32, 8, 2), (32, 8, 2)), ()),
-    ('float16', True, 128): (((64, 8, 2), (16, 8, 2), (16, 8, 2), (16, 8, 2), (16, 8, 2)), ()),
+    ('float16', True, 32): (((64, 4, 4), (32, 4, 4), (32, 4, 4), (32, 4, 2), (32, 4, 4)), ()),
+    ('float16', True, 64): (((64, 4, 4), (32, 4, 4), (32, 4, 4), (32, 8, 4), (32, 8, 4)), ()),
+    ('float16', True, 128): (((64, 8, 4), (16, 8, 4), (16, 8, 4), (16, 8, 4), (16, 8, 4)), ()),
     ('float16', False, 32): (((64, 4, 3), (32, 4, 2), (32, 4, 2), (32, 4, 2), (32, 4, 2)), ()),
     ('float16', False, 64): (((64, 4, 3), (32, 4, 2), (32, 4, 2), (32, 8, 2), (32, 8, 2)), ()),
     ('float16', False, 128): (
         ((64, 8, 2), (16, 8, 2), (16, 8, 2), (16, 8, 2), (16, 8, 2)),
         ('backward_queries', 'backward_keys'),
     ),
-    ('float32', True, 32): (((32, 4, 2), (32, 8, 2), (32, 4, 2), (16, 4, 2), (16, 4, 2)), ()),
-    ('float32', True, 64): (((32, 4, 2), (32, 8, 2), (16, 4, 2), (16, 8, 2), (32, 8, 2)), ()),
+    ('float32', True, 32): (((32, 4, 4), (32, 8, 4), (32, 4, 4), (16, 4, 4), (16, 4, 4)), ()),
+    ('float32', True, 64): (((32, 4, 4), (32, 8, 3), (16, 4, 4), (16, 8, 3), (32, 8, 3)), ()),
     ('float32', True, 128): (
-        ((32, 8, 2), (16, 8, 2), (16, 8, 1), (16, 8, 3), (16, 8, 1)),
+        ((32, 8, 4), (16, 8, 4), (16, 8, 1), (16, 8, 3), (16, 8, 1)),
         ('backward_queries',),
     ),
     ('float32', False, 32): (((32, 4, 2), (16, 4, 2), (32, 4, 2), (16, 4, 2), (16, 4, 2)), ()),
