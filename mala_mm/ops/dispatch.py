@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor
@@ -109,7 +110,9 @@ def _reference(kind, q, k, v, size, scale, eps, rotary, form) -> Tensor:
     dtype = q.dtype
     if dtype in (torch.float16, torch.bfloat16):
         q, k, v = q.float(), k.float(), v.float()
-    with torch.autocast(q.device.type, enabled=False):
+    # Devices without autocast, such as meta, have none to turn off.
+    available = torch.amp.is_autocast_available(q.device.type)
+    with torch.autocast(q.device.type, enabled=False) if available else nullcontext():
         if kind == 'mala':
             out = reference.mala(q, k, v, size, scale, eps, rotary, form)
         elif kind == 'rala':

@@ -134,6 +134,14 @@ def test_auto_falls_back_to_the_reference():
     torch.func.grad(lambda x: _is_reference(x).sum())(q)
 
 
+@pytest.mark.parametrize('name', ['mala', 'rala', 'linear', 'softmax'])
+def test_shapes_are_known_without_memory(name):
+    """On the meta device, where tools count operations or build models before they load them."""
+    q = torch.zeros(1, 2, 15, 8, device='meta')
+    out = getattr(ops, f'{name}_attention')(q, q, q, size=(3, 5))
+    assert out.shape == q.shape and out.device.type == 'meta'
+
+
 def _is_reference(x):
     assert ops.choose_backend('auto', x) == 'reference'
     return x
