@@ -30,7 +30,7 @@ RESULTS = Path(__file__).parent / 'results' / 'aot.md'
 # What a launch makes, of all that its kernel can.
 PARTS = {
     '': ('QUERIES', 'KEYS', 'VALUES'),
-    'gate': ('BACKWARD',),
+    'backward': ('BACKWARD',),
     'sums': ('KEYS', 'VALUES'),
     'dKV': ('VALUES',),
     'dkbar': ('KEYS',),
@@ -115,7 +115,7 @@ def _passes(head_dim: int, dtype: str, arch: int) -> Iterator[Case]:
     common = {'head_dim': head_dim, 'dtype': dtype, 'arch': arch}
     yield Case('reduce_keys', **common)
     yield Case('apply_queries', gated=True, **common)
-    yield Case('apply_queries', gated=True, part='gate', **common)
+    yield Case('apply_queries', gated=True, part='backward', **common)
     for name, part in backward(rala=False):
         yield Case(name, part=part, **common)
     # RALA's apply_queries is that of MALA less a term.
@@ -126,7 +126,7 @@ def _passes(head_dim: int, dtype: str, arch: int) -> Iterator[Case]:
     common['token_major'] = False
     yield Case('reduce_keys', **common)
     yield Case('apply_queries', gated=True, **common)
-    yield Case('apply_queries', gated=True, part='gate', **common)
+    yield Case('apply_queries', gated=True, part='backward', **common)
     for name, part in backward(rala=False):
         yield Case(name, part=part, **common)
 
