@@ -10,10 +10,15 @@ import pytest
 pytest.importorskip('triton', reason='the Triton backend is optional')
 
 
-def test_interpreted_kernels(tmp_path):
-    """All of ``interpreted_kernels.py``, in a process that interprets."""
+# The tests of ``interpreted_kernels.py`` in shares, so that several workers have some.
+SHARES = ['every_variant', 'every_head_width_and_layout', 'every_size or any_strides or magnitudes']
+
+
+@pytest.mark.parametrize('share', [*SHARES, f'not ({" or ".join(SHARES)})'])
+def test_interpreted_kernels(share, tmp_path):
+    """In a process that interprets."""
     environment = {**os.environ, 'TRITON_INTERPRET': '1', 'OMP_NUM_THREADS': '1'}
-    command = [sys.executable, '-m', 'pytest', '-q', '-x', '-p', 'no:cacheprovider']
+    command = [sys.executable, '-m', 'pytest', '-q', '-x', '-p', 'no:cacheprovider', '-k', share]
     command += [str(Path(__file__).with_name('interpreted_kernels.py'))]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
