@@ -110,6 +110,9 @@ def _reference(kind, q, k, v, size, scale, eps, rotary, form) -> Tensor:
     dtype = q.dtype
     if dtype in (torch.float16, torch.bfloat16):
         q, k, v = q.float(), k.float(), v.float()
+    if torch.compiler.is_compiling() and not torch.compiler.is_exporting():
+        # In torch 2.13 elu's backward has other strides than AOT autograd foresees, but for these.
+        q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
     # Devices without autocast, such as meta, have none to turn off.
     available = torch.amp.is_autocast_available(q.device.type)
     with torch.autocast(q.device.type, enabled=False) if available else nullcontext():
