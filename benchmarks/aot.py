@@ -19,14 +19,12 @@ from pathlib import Path
 
 import torch
 
+from mala_mm.ops.triton import plan
+
 DTYPES = {'bf16': torch.bfloat16, 'fp16': torch.float16, 'fp32': torch.float32}
-# Bytes one program may have on A100, on consumer devices (RTX 30, 40) and on H100.
-SHARED_LIMIT = {80: 163 * 1024, 89: 99 * 1024, 90: 227 * 1024}
 FLOAT32_POINTERS = ('part', 'peak', 'query', 'states', 'dstates', 'dquery', 'table', 'result')
 FLOATS = ('scale', 'tail_scale', 'eps')
 RESULTS = Path(__file__).parent / 'results' / 'aot.md'
-
-
 # What a launch makes, of all that its kernel can.
 PARTS = {
     '': ('QUERIES', 'KEYS', 'VALUES'),
@@ -98,37 +96,27 @@ def cases(archs=(80, 90), head_dims=(32, 64, 96, 128), dtypes=('bf16', 'fp16', '
 
 
 def _passes(head_dim: int, dtype: str, arch: int) -> Iterator[Case]:
-    from mala_mm.ops.triton import plan
-
     def fused(name: str) -> bool:
         return plan.default_config(name, head_dim, DTYPES[dtype], arch).fused
 
-    def backward(rala: bool) -> Iterator[tuple[str, str]]:
+    for kind, token_major in (('mala', True), ('rala', True), ('mala', False)):
+        common = {'head_dim': head_dim, 'dtype': dtype, 'arch': arch}
+        common |= {'kind': kind, 'token_major': token_major}
+        rala = kind == 'rala'
+        if rala:
+            yield Case('reduce_queries', **common)
+        yield Case('reduce_keys', **common)
+        if not rala:  # RALA's is that of MALA less a term
+            yield Case('apply_queries', gated=True, **common)
+            yield Case('apply_queries', gated=True, part='backward', **common)
         if fused('backward_queries'):
-            queries = ('sums', 'dq') if rala else ('',)
+            parts = ('sums', 'dq') if rala else ('',)
         else:
-            queries = ('dKV', 'dkbar', 'dq') if rala else ('dKV', 'dkbar, dq')
-        yield from (('backward_queries', part) for part in queries)
-        keys = ('',) if fused('backward_keys') else ('dk', 'dv')
-        yield from (('backward_keys', part) for part in keys)
-
-    common = {'head_dim': head_dim, 'dtype': dtype, 'arch': arch}
-    yield Case('reduce_keys', **common)
-    yield Case('apply_queries', gated=True, **common)
-    yield Case('apply_queries', gated=True, part='backward', **common)
-    for name, part in backward(rala=False):
-        yield Case(name, part=part, **common)
-    # RALA's apply_queries is that of MALA less a term.
-    yield Case('reduce_queries', kind='rala', **common)
-    yield Case('reduce_keys', kind='rala', **common)
-    for name, part in backward(rala=True):
-        yield Case(name, kind='rala', part=part, **common)
-    common['token_major'] = False
-    yield Case('reduce_keys', **common)
-    yield Case('apply_queries', gated=True, **common)
-    yield Case('apply_queries', gated=True, part='backward', **common)
-    for name, part in backward(rala=False):
-        yield Case(name, part=part, **common)
+            parts = ('dKV', 'dkbar', 'dq') if rala else ('dKV', 'dkbar, dq')
+        for part in parts:
+            yield Case('backward_queries', part=part, **common)
+        for part in ('',) if fused('backward_keys') else ('dk', 'dv'):
+            yield Case('backward_keys', part=part, **common)
 
 
 def compile_case(case: Case, config=None):
@@ -145,7 +133,7 @@ def compile_case(case: Case, config=None):
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from mala_mm.ops.triton import kernels, plan
+    from mala_mm.ops.triton import kernels
 
     dtype = DTYPES[case.dtype]
     unit = 16 // dtype.itemsize if case.aligned else 1
@@ -243,7 +231,7 @@ def main() -> None:
         '',
         'Written by `python -m benchmarks.aot`; needs no GPU. Registers are per thread, spills are '
         'local memory and stack per thread, shared memory is per program (limits: '
-        f'{SHARED_LIMIT[80] // 1024} KiB on sm_80, {SHARED_LIMIT[90] // 1024} KiB on sm_90).',
+        f'{plan.shared_memory(80)} KiB on sm_80, {plan.shared_memory(90)} KiB on sm_90).',
         '',
         HEADER,
     ]

@@ -12,7 +12,7 @@ model = dict(
     # Objects are 20 to 90 pixels wide, on maps of stride 4 to 64.
     rpn_head=dict(anchor_generator=dict(scales=[4])),
     roi_head=dict(
-        # One sample per bin: the adaptive number costs a third of the time here.
+        # One sample per bin: the adaptive number takes longer.
         bbox_roi_extractor=dict(roi_layer=dict(sampling_ratio=1)),
         mask_roi_extractor=dict(roi_layer=dict(sampling_ratio=1)),
         bbox_head=dict(num_classes=len(classes)),

@@ -299,8 +299,9 @@ def gated_attention(
 
 
 def _share_values(qkvo: Tensor) -> tuple[Tensor, Tensor]:
-    # A compiler fuses the slices itself, and function transforms want pure functions.
-    if torch.compiler.is_compiling() or _transformed():
+    # A compiler fuses the slices itself, function transforms want pure functions, and a trace
+    # operators that it can save.
+    if torch.compiler.is_compiling() or torch.jit.is_tracing() or _transformed():
         return qkvo, qkvo.chunk(4, 1)[2]
     return library.ShareValues.apply(qkvo)
 

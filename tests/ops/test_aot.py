@@ -25,19 +25,19 @@ FEW = [
 
 
 def check(case):
+    """The line of a kernel in the table, if it is as it should be."""
     report = aot.inspect(*aot.compile_case(case))
     line = aot.row(case, report)
     assert report.spills == 0, line
-    assert report.shared <= aot.SHARED_LIMIT[case.arch], line
+    assert report.shared <= 1024 * plan.shared_memory(case.arch), line
     if case.arch == 80:  # its configurations serve consumer devices too, whose programs have less
         refused = plan.lacks_memory(case.head_dim, aot.DTYPES[case.dtype], 89)
-        assert report.shared <= (120 * 1024 if refused else aot.SHARED_LIMIT[89]), line
-    # a program's registers have to fit into those of a multiprocessor
-    assert report.registers * 32 * report.warps <= 65536, line
+        assert report.shared <= 1024 * (120 if refused else plan.shared_memory(89)), line
     assert report.tensor_core >= report.dots, line
     assert report.loads.get(16, 0) > 0, line
     # aligned memory: nothing is loaded in single elements of 2 bytes
     assert 2 not in report.loads, line
+    return line
 
 
 @pytest.mark.parametrize('case', FEW, ids=str)
@@ -51,10 +51,10 @@ def test_kernels_fit(case):
 @pytest.mark.parametrize('arch', [80, 90])
 def test_every_kernel_fits(arch, dtype, head_dim):
     """All that the heuristics can pick, of which ``benchmarks/results/aot.md`` is the table."""
-    table = aot.RESULTS.read_text()
+    table = aot.RESULTS.read_text().splitlines()
     for case in aot.cases([arch], [head_dim], [dtype]):
-        check(case)
-        assert f'| {case} |' in table, f'{case}: run python -m benchmarks.aot'
+        line = check(case)
+        assert line in table, f'run python -m benchmarks.aot, this is new: {line}'
 
 
 @pytest.mark.parametrize('capability, refused', [(80, False), (86, True), (90, False), (120, True)])

@@ -98,6 +98,18 @@ def test_the_gradient_through_the_local_position_joins_that_of_the_values(backen
         assert slicing <= many and not slicing & few
 
 
+def test_a_trace_with_a_function_of_the_values_can_be_saved():
+    class Mixer(torch.nn.Module):
+        def forward(self, qkvo):
+            return ops.gated_attention(qkvo, lambda v: 2 * v, 2, backend='reference')
+
+    qkvo, _ = packed()
+    file = io.BytesIO()
+    torch.jit.save(torch.jit.trace(Mixer(), qkvo), file)
+    file.seek(0)
+    torch.testing.assert_close(torch.jit.load(file)(qkvo), Mixer()(qkvo))
+
+
 def test_a_function_of_the_values_can_be_differentiated_twice():
     qkvo, lepe = packed()
     qkvo = qkvo.detach().double().requires_grad_()

@@ -16,6 +16,14 @@ def test_within_15_percent_of_the_floor(shape, direction, multiprocessors):
     assert moved <= 1.15 * traffic.floor(direction) * shape.unit(torch.bfloat16)
 
 
+def test_a_backward_in_more_launches_reads_the_queries_side_once_more():
+    """Two matrices of float32 do not fit at d = 96: q and g, 2t, are read a second time."""
+    shape = traffic.SHAPES[1]
+    moved = sum(part.memory for part in traffic.backward(shape, torch.float32, 132))
+    least = (traffic.floor('backward') + 2) * shape.unit(torch.float32)
+    assert least < moved <= 1.15 * least
+
+
 @pytest.mark.parametrize('kind', ['mala', 'rala'])
 def test_the_packed_mixer_too(kind):
     for shape in traffic.SHAPES:

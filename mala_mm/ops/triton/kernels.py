@@ -209,7 +209,7 @@ def add_dot(total, a, b, DOT: tl.constexpr):
     """
     a_high, b_high = operand(a, 'bf16'), operand(b, 'bf16')
     if DOT == 'bf16':
-        return tl.dot(a_high, b_high, total, input_precision='ieee')
+        return tl.dot(a_high, b_high, total)
     a, b = a - a_high.to(tl.float32), b - b_high.to(tl.float32)
     a_low, b_low = operand(a, 'bf16'), operand(b, 'bf16')
     if DOT == 'bf16x3':
@@ -217,12 +217,12 @@ def add_dot(total, a, b, DOT: tl.constexpr):
     else:
         a_rest = operand(a - a_low.to(tl.float32), 'bf16')
         b_rest = operand(b - b_low.to(tl.float32), 'bf16')
-        product = tl.dot(a_low, b_low, input_precision='ieee')
-        product = tl.dot(a_rest, b_high, product, input_precision='ieee')
-        product = tl.dot(a_high, b_rest, product, input_precision='ieee')
-    product = tl.dot(a_low, b_high, product, input_precision='ieee')
-    product = tl.dot(a_high, b_low, product, input_precision='ieee')
-    product = tl.dot(a_high, b_high, product, input_precision='ieee')
+        product = tl.dot(a_low, b_low)
+        product = tl.dot(a_rest, b_high, product)
+        product = tl.dot(a_high, b_rest, product)
+    product = tl.dot(a_low, b_high, product)
+    product = tl.dot(a_high, b_low, product)
+    product = tl.dot(a_high, b_high, product)
     if DOT == 'bf16x6':
         product += total
     return product

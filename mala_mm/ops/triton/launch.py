@@ -128,6 +128,7 @@ class _Call:
             'ROTARY': self.problem.rotary,
             'MALA': self.problem.kind == 'mala',
             'WEIGHTED': self.problem.kind == 'rala',
+            **dict.fromkeys(('QUERIES', 'KEYS', 'VALUES', 'GLOBAL'), False),
             'DOT': self.dot,
             **arguments,
         }
@@ -244,20 +245,17 @@ def backward(
     chunks = plan[1]
     part, dstates = call.empty(chunks, rows), call.empty(rows)
     dquery = call.empty(d)
-
-    def queries(**gradients: bool) -> None:
-        call.run(
-            'backward_queries',
-            plan,
-            {'q': q, 'g': grad, 'dq': dq},
-            states=states,
-            part=part,
-            dquery=dquery,
-            eps=problem.eps,
-            stride=stride,
-            **{'VALUES': False, 'KEYS': False, 'QUERIES': False, 'GLOBAL': False, **gradients},
-        )
-
+    queries = functools.partial(
+        call.run,
+        'backward_queries',
+        plan,
+        {'q': q, 'g': grad, 'dq': dq},
+        states=states,
+        part=part,
+        dquery=dquery,
+        eps=problem.eps,
+        stride=stride,
+    )
     if plan[0].fused:
         queries(VALUES=True, KEYS=True, QUERIES=not rala)
     else:
@@ -267,20 +265,17 @@ def backward(
     call.combine(part, chunks, rows, rows - d, weight, 1 / call.tokens, dstates, rows)
     keys_plan = call.plan('backward_keys')
     share = call.empty(keys_plan[1], d) if rala else part
-
-    def keys(**gradients: bool) -> None:
-        call.run(
-            'backward_keys',
-            keys_plan,
-            {'k': k, 'v': v, 'dk': dk, 'dv': dv},
-            states=states,
-            dstates=dstates,
-            part=share,
-            scale=problem.scale,
-            stride=stride,
-            **{'KEYS': False, 'VALUES': False, **gradients},
-        )
-
+    keys = functools.partial(
+        call.run,
+        'backward_keys',
+        keys_plan,
+        {'k': k, 'v': v, 'dk': dk, 'dv': dv},
+        states=states,
+        dstates=dstates,
+        part=share,
+        scale=problem.scale,
+        stride=stride,
+    )
     if keys_plan[0].fused:
         keys(KEYS=True, VALUES=True)
     else:

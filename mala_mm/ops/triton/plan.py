@@ -34,8 +34,13 @@ def precision(dtype: torch.dtype) -> str:
     return 'bf16x6'
 
 
-# KiB that a program may have, where it is more than on consumer devices.
-_SHARED_MEMORY = {80: 163, 87: 163, 90: 227, 100: 227, 103: 227}
+def shared_memory(capability: int) -> int:
+    """KiB of shared memory that a program may have; 99 on consumer devices (8.6, 8.9, 12.0).
+
+    Args:
+        capability (int): Compute capability of the device, 80 for 8.0.
+    """
+    return {80: 163, 87: 163, 90: 227, 100: 227, 103: 227}.get(capability, 99)
 
 
 def lacks_memory(head_dim: int, dtype: torch.dtype, capability: int) -> str | None:
@@ -46,10 +51,11 @@ def lacks_memory(head_dim: int, dtype: torch.dtype, capability: int) -> str | No
         dtype (torch.dtype): Type of q, k and v.
         capability (int): Compute capability of the device, 80 for 8.0.
     """
-    if dtype == torch.float32 and padded(head_dim) == 128 and capability not in _SHARED_MEMORY:
+    available = shared_memory(capability)
+    if dtype == torch.float32 and padded(head_dim) == 128 and available < 120:
         return (
             'needs 120 KiB of shared memory per program for float32 at d > 64, got compute '
-            f'capability {capability / 10}, which has 99 KiB'
+            f'capability {capability / 10}, which has {available} KiB'
         )
     return None
 
@@ -65,9 +71,9 @@ class Config:
         waves: Programs per streaming multiprocessor to aim at.
         least: Fewest tokens per program, so that what a program reads or writes once (a d x d
             state) is little beside its tokens.
-        fused: Whether one launch of a backward pass makes all of its gradients. Two matrices of
-            float32 at d > 64 do not fit into the registers of a program: there a launch makes
-            those that need one of them, and reads the tokens once more.
+        fused: Whether one launch of a backward pass makes all of its gradients. Where its two
+            (d, d) matrices do not fit into the registers of a program, a launch makes the gradients
+            that need one of them, and the tokens are read once more.
     """
 
     block: int
@@ -85,10 +91,10 @@ def padded(head_dim: int) -> int:
 
 # Tokens per tile, warps and tiles in flight of each of the PASSES, and the passes that are not
 # fused, by (dtype, whether the device has wgmma, channels of a tile). Chosen so that nothing spills
-# (``benchmarks/results/aot.md``). With wgmma (H100, H200) there are as many tiles in flight as it
-# takes to keep the memory busy by Little's law: 4.3 TB/s times 1 us are 33 KB per multiprocessor.
-# Without it, the 99 KiB of shared memory of consumer devices suffice, but for the last row. Which
-# of the tiles that fit are the fastest takes a device to tell: ``benchmarks/tune.py``.
+# (``benchmarks/results/aot.md``). With wgmma (H100, H200) up to four tiles are in flight where they
+# fit: by Little's law 4.3 TB/s times 1 us, 33 KB per multiprocessor, keep the memory busy. Without
+# it, the 99 KiB of shared memory of consumer devices suffice, but for the last row. Which of the
+# tiles that fit are the fastest takes a device to tell: ``benchmarks/tune.py``.
 _BF16_WGMMA = ((64, 4, 4), (64, 4, 3), (64, 8, 4), (64, 8, 4), (64, 8, 4))
 _BF16 = ((64, 4, 3), (64, 4, 3), (64, 8, 3), (64, 8, 2), (64, 8, 2))
 _TILES = {
