@@ -19,7 +19,7 @@ from pathlib import Path
 
 import torch
 
-from mala_mm.ops.triton import plan
+from mala_mm.ops.fused.triton import plan
 
 DTYPES = {'bf16': torch.bfloat16, 'fp16': torch.float16, 'fp32': torch.float32}
 FLOAT32_POINTERS = ('part', 'peak', 'query', 'states', 'dstates', 'dquery', 'table', 'result')
@@ -133,7 +133,7 @@ def compile_case(case: Case, config=None):
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from mala_mm.ops.triton import kernels
+    from mala_mm.ops.fused.triton import kernels
 
     dtype = DTYPES[case.dtype]
     unit = 16 // dtype.itemsize if case.aligned else 1

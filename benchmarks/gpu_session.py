@@ -33,7 +33,8 @@ import torch.nn.functional as F
 
 from benchmarks.traffic import SHAPES, Shape, floor
 from mala_mm import ops
-from mala_mm.ops import library, reference
+from mala_mm.ops import reference
+from mala_mm.ops.fused import library
 
 DTYPES = {'bf16': torch.bfloat16, 'fp16': torch.float16, 'fp32': torch.float32}
 RESULTS = ('out', 'dq', 'dk', 'dv', 'do', 'dlepe')

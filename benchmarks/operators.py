@@ -38,7 +38,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from mala_mm import ops
 from mala_mm.ops import cpu, library, reference, triton
-from mala_mm.ops.cpu import compiled, tiles
+from mala_mm.ops.fused.cpu import compiled, tiles
 from mala_mm.ops.rotary import rotary_tables
 
 DTYPES = {'fp32': torch.float32, 'bf16': torch.bfloat16, 'fp16': torch.float16}

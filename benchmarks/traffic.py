@@ -17,8 +17,8 @@ from dataclasses import dataclass
 
 import torch
 
-from mala_mm.ops.library import state_rows
-from mala_mm.ops.triton.plan import config, cut
+from mala_mm.ops.fused.library import state_rows
+from mala_mm.ops.fused.triton.plan import config, cut
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,8 @@
     python -m benchmarks.tune --out tuned.json [--head-dim 64 96] [--dtype bfloat16] [--minutes 20]
     MALA_MM_TUNED=tuned.json python train.py ...
 
-Writes, per device, what differs from the defaults of ``mala_mm/ops/triton/plan.py``. A pass is
-tuned over three sizes at once (the geometric mean of their times), so that no size decides alone.
+Writes, per device, what differs from the defaults of ``mala_mm/ops/fused/triton/plan.py``. A pass
+is tuned over three sizes at once (the geometric mean of their times): no size decides alone.
 Entries of other devices in an existing file are kept.
 """
 
@@ -22,8 +22,8 @@ from pathlib import Path
 
 import torch
 
-from mala_mm.ops import library
-from mala_mm.ops.triton import plan
+from mala_mm.ops.fused import library
+from mala_mm.ops.fused.triton import plan
 
 SIZES = ((200, 334), (128, 512), (50, 84))
 GRID = {'block': (16, 32, 64, 128), 'warps': (4, 8), 'stages': (1, 2, 3, 4), 'waves': (1, 2, 4)}
@@ -56,7 +56,7 @@ def run_time(call, device: str) -> float:
 
 def calls(name: str, head_dim: int, dtype: torch.dtype, token_major: bool, sizes, device: str):
     """Per size, a forward or backward with everything in place."""
-    from mala_mm.ops.triton import launch
+    from mala_mm.ops.fused.triton import launch
 
     kind = 'rala' if name == 'reduce_queries' else 'mala'
     found = []

@@ -3,9 +3,6 @@
 A prefixed name such as ``type='mala_mm.MAViT'`` imports this module by itself, from any config.
 """
 
-from importlib.util import find_spec
-
-from mmengine.config.utils import MODULE2PACKAGE
 from mmengine.registry import DATASETS as MMENGINE_DATASETS
 from mmengine.registry import HOOKS as MMENGINE_HOOKS
 from mmengine.registry import MODELS as MMENGINE_MODELS
@@ -13,18 +10,10 @@ from mmengine.registry import OPTIM_WRAPPER_CONSTRUCTORS as MMENGINE_OPTIM_WRAPP
 from mmengine.registry import OPTIM_WRAPPERS as MMENGINE_OPTIM_WRAPPERS
 from mmengine.registry import Registry
 
-from .checkpoint.files import allow_mmengine_types
+from .compat import allow_mmengine_types, name_packages
 
 allow_mmengine_types()
-
-# What may stand before `::` in a config's `_base_` and in `mmengine.hub.get_config`. For ourselves,
-# mmengine would look beside the distribution's metadata, where an editable installation has no
-# configs; this module is no distribution, so that it is imported and looked around.
-MODULE2PACKAGE['mala_mm'] = __name__
-# For mmseg, mmengine looks up the distribution of upstream, and may have pip install it where
-# another distribution provides the module.
-if find_spec('mmseg') is not None:
-    MODULE2PACKAGE['mmseg'] = 'mmseg'
+name_packages()
 
 MODELS = Registry('model', parent=MMENGINE_MODELS, scope='mala_mm', locations=['mala_mm.models'])
 DATASETS = Registry(

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from .generated import demo  # noqa: F401, a fixture
+
 REPO = Path(__file__).resolve().parents[1]
 
 

@@ -17,7 +17,7 @@ from mmengine.config import Config
 from mala_mm.data.checks import check_dataset, check_num_classes, coco_files, validate_coco
 from mala_mm.engine import cli
 from mala_mm.engine.config import load_config, set_data_root
-from mala_mm.engine.errors import UserError
+from mala_mm.errors import UserError
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:

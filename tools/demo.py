@@ -120,7 +120,7 @@ def draw_detections(checkpoint: Path, data: Path, path: Path) -> None:
     from pycocotools.coco import COCO
 
     from mala_mm.analysis.pictures import draw_instances, save_sheet
-    from mala_mm.data import THING_CLASSES, THING_PALETTE
+    from mala_mm.demo import THING_CLASSES, THING_PALETTE
 
     model = init_detector(str(ROOT / DET_CONFIG), str(checkpoint), device='cpu')
     classes = model.dataset_meta['classes']

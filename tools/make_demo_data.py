@@ -9,10 +9,10 @@ import argparse
 import dataclasses
 import sys
 
-from mala_mm.data.scenes import SceneConfig
-from mala_mm.data.writers import LAYOUTS, write_demo_data
+from mala_mm.demo.scenes import SceneConfig
+from mala_mm.demo.writers import LAYOUTS, write_demo_data
 from mala_mm.engine import cli
-from mala_mm.engine.errors import UserError
+from mala_mm.errors import UserError
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
@@ -39,7 +39,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         nargs='+',
         default=[],
         metavar='KEY=VALUE',
-        help='fields of mala_mm.data.scenes.SceneConfig, such as objects=1,3 or '
+        help='fields of mala_mm.demo.scenes.SceneConfig, such as objects=1,3 or '
         'thing_classes=ball,car,star',
     )
     return parser.parse_args(argv)

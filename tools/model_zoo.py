@@ -19,7 +19,7 @@ from mmengine.config import Config
 
 from mala_mm.analysis import build_on_meta, count_complexity
 from mala_mm.engine.cli import run
-from mala_mm.engine.errors import UserError
+from mala_mm.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[1]
 TABLE = 'configs/model_zoo.yml'

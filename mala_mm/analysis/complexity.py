@@ -18,7 +18,7 @@ from mmengine.registry import MODELS, DefaultScope
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from mala_mm.engine.errors import UserError
+from mala_mm.errors import UserError
 from mala_mm.models.backbones import AttentionPyramid
 from mala_mm.models.layers import AttentionMixer
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from mala_mm.engine.errors import UserError
+from mala_mm.errors import UserError
 from mala_mm.models import RAVLT, MAViT
 from mala_mm.models.heads import ProjectionNeck
 from mala_mm.version import __version__

@@ -6,67 +6,29 @@ containers and the few types that mmengine's Runner adds, and refuses the rest.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import re
 import tempfile
 import zipfile
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
 
-import numpy as np
 import torch
-from mmengine.logging import HistoryBuffer
 from mmengine.runner import CheckpointLoader
 from torch import Tensor
 
-from mala_mm.engine.errors import UserError
+from mala_mm.compat import allow_mmengine_types, safe_globals
+from mala_mm.errors import UserError
 
 META_KEY = 'mala_mm'
 """Where ``meta`` holds what :func:`mala_mm.checkpoint.convert` recorded."""
 
 _FORCE, _FORCE_NOT = 'TORCH_FORCE_WEIGHTS_ONLY_LOAD', 'TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD'
-
-
-def _history_method(owner: object, name: str) -> Callable:
-    """Stand in for ``getattr``, by which HistoryBuffer pickles references to its own methods."""
-    if owner is HistoryBuffer and name in ('min', 'max', 'current', 'mean'):
-        return getattr(HistoryBuffer, name)
-    raise UnpicklingError(f'Unsupported global: GLOBAL getattr({owner!r}, {name!r})')
-
-
-def _safe_globals() -> list:
-    """What a file may name beyond torch's own list: mmengine's logs, NumPy numbers, options."""
-    # NumPy 2 renamed its core; files keep the name that they were written with.
-    core = getattr(np, '_core', None) or np.core
-    multiarray = core.multiarray
-    return [
-        HistoryBuffer,
-        (_history_method, 'builtins.getattr'),
-        argparse.Namespace,  # the options that DeiT-like trainers store; a plain container
-        np.ndarray,
-        np.dtype,
-        *{type(np.dtype(code)) for code in np.typecodes['AllInteger'] + '?efd'},
-        *(
-            (getattr(multiarray, name), f'numpy.{package}.multiarray.{name}')
-            for name in ('_reconstruct', 'scalar')
-            for package in ('core', '_core')
-        ),
-    ]
-
-
-def allow_mmengine_types() -> None:
-    """Let ``torch.load(weights_only=True)`` read what mmengine's Runner adds to the weights.
-
-    torch >= 2.6 reads weights only by default, and upstream's mmengine cannot read its own files
-    then. The types are plain containers and numbers, so that loading stays safe.
-    """
-    torch.serialization.add_safe_globals(_safe_globals())
 
 
 @contextmanager
@@ -77,7 +39,7 @@ def _weights_only() -> Iterator[None]:
     try:
         allowed = torch.serialization.get_safe_globals()
         # Leaving the context removes what it added, so it must not add what was there before.
-        with torch.serialization.safe_globals([f for f in _safe_globals() if f not in allowed]):
+        with torch.serialization.safe_globals([f for f in safe_globals() if f not in allowed]):
             yield
     finally:
         del os.environ[_FORCE]

@@ -11,13 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from mmengine.hooks import Hook
 from mmengine.logging import print_log
 from mmengine.model import BaseTTAModel, is_model_wrapper
-from mmengine.runner import find_latest_checkpoint
 from torch import Tensor, nn
 
-from mala_mm.engine.errors import UserError
+from mala_mm.errors import UserError
 
 from . import names
 from .files import load_checkpoint
@@ -72,37 +70,10 @@ def load_into(
     """
     path = os.fspath(path)
     checkpoint = load_checkpoint(path, map_location)
-    model = _unwrap(model)
+    model = unwrap(model)
     weights, report = match(model, checkpoint, path, prefix, other_heads)
     model.load_state_dict(weights, strict=False)
     return report
-
-
-class CheckpointGuard(Hook):
-    """Let mmengine's Runner load or resume what :func:`load_into` accepts, and nothing else.
-
-    It runs before the Runner hands the weights to the model.
-
-    Args:
-        other_heads (bool): As in :func:`load_into`; for fine-tuning, not for testing or resuming.
-    """
-
-    priority = 'VERY_HIGH'
-
-    def __init__(self, other_heads: bool = False) -> None:
-        self.other_heads = other_heads
-
-    def after_load_checkpoint(self, runner: Any, checkpoint: dict) -> None:
-        path = runner._load_from or find_latest_checkpoint(runner.work_dir)
-        if runner._resume and not {'meta', 'message_hub', 'optimizer'} <= set(checkpoint):
-            raise UserError(
-                f'{path} holds no state of a training to resume, only '
-                f'{", ".join(map(str, list(checkpoint)[:5]))}; '
-                'to start from its weights, give it as load_from without resuming'
-            )
-        checkpoint['state_dict'], _ = match(
-            _unwrap(runner.model), checkpoint, str(path), other_heads=self.other_heads
-        )
 
 
 def match(
@@ -165,7 +136,8 @@ def match(
     return weights, report
 
 
-def _unwrap(model: nn.Module) -> nn.Module:
+def unwrap(model: nn.Module) -> nn.Module:
+    """The model inside of wrappers for distributed training and test-time augmentation."""
     while is_model_wrapper(model) or isinstance(model, BaseTTAModel):
         model = model.module
     return model

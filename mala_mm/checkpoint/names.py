@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from mala_mm.engine.errors import UserError
+from mala_mm.errors import UserError
 
 CONTAINERS = ('state_dict', 'model', 'model_ema')
 """Under which keys a file may hold its weights, the first found wins."""

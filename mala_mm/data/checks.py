@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mala_mm.engine.errors import UserError
+from mala_mm.errors import UserError
 
 from .coco import Finding, missing_files, summarize_coco, validate_coco
 

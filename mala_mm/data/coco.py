@@ -11,7 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mala_mm.engine.errors import UserError
+from mala_mm.errors import UserError
 
 BOUNDS_TOLERANCE = 1.0  # pixels; COCO's own boxes are rounded to a hundredth
 

@@ -16,9 +16,9 @@ from mmengine.registry import build_from_cfg
 
 from mala_mm.checkpoint import enforce_safe_loading
 from mala_mm.data.checks import check_dataset, check_num_classes
+from mala_mm.errors import UserError
 
 from .config import load_config, set_data_root
-from .errors import UserError
 
 
 class CfgOptions(DictAction):

@@ -14,8 +14,8 @@ from mmengine.device import get_device
 from mmengine.logging import print_log
 
 import mala_mm.registry  # noqa: F401, makes `mmseg::` known to mmengine
+from mala_mm.errors import UserError
 
-from .errors import UserError
 from .options import check_options
 
 DATALOADERS = ('train_dataloader', 'val_dataloader', 'test_dataloader')

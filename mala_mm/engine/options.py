@@ -14,7 +14,7 @@ from mmengine.registry import DefaultScope, Registry, init_default_scope
 from mmengine.runner import Runner
 from torch.utils.data import DataLoader
 
-from .errors import UserError
+from mala_mm.errors import UserError
 
 # Read by mmengine outside of constructors.
 RUNNER_KEYS = {

@@ -13,10 +13,9 @@ from mmengine.model import revert_sync_batchnorm
 from mmengine.runner import Runner as MMEngineRunner
 from torch import nn
 
-from mala_mm.checkpoint import CheckpointGuard
+from mala_mm.errors import UserError
 
-from .errors import UserError
-from .hooks import CheckInvalidLossHook
+from .hooks import CheckInvalidLossHook, CheckpointGuard
 
 
 class Runner(MMEngineRunner):

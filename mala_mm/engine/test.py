@@ -9,8 +9,9 @@ from copy import deepcopy
 from mmengine.config import Config, ConfigDict
 from mmengine.evaluator import DumpResults
 
+from mala_mm.errors import UserError
+
 from . import cli
-from .errors import UserError
 from .runner import Runner
 
 

@@ -12,10 +12,10 @@ from mmengine.config import Config
 from mmengine.logging import print_log
 
 from mala_mm.checkpoint import load_checkpoint
+from mala_mm.errors import InvalidLossError, UserError
 
 from . import cli
 from .config import set_precision
-from .errors import InvalidLossError, UserError
 from .runner import Runner
 
 

@@ -8,7 +8,8 @@ from contextlib import nullcontext
 import torch
 from torch import Tensor
 
-from . import cpu, library, reference, triton
+from . import reference
+from .fused import cpu, library, triton
 
 BACKENDS = ('auto', 'reference', 'cpu', 'triton')
 MALA_FORMS = ('published', 'paper')

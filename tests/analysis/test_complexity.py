@@ -10,7 +10,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from mala_mm.analysis import attention_macs, build_on_meta, count_complexity
-from mala_mm.engine.errors import UserError
+from mala_mm.errors import UserError
 from mala_mm.models import RAVLT, MAViT
 from mala_mm.ops import reference
 

@@ -9,14 +9,15 @@ from collections import OrderedDict
 
 import pytest
 import torch
-from published import ARCHS, random_weights
 
 from mala_mm.checkpoint import load_checkpoint
 from mala_mm.checkpoint.convert import convert, convert_file
 from mala_mm.engine import cli
-from mala_mm.engine.errors import UserError
+from mala_mm.errors import UserError
 from mala_mm.models import MAViT
 from mala_mm.version import __version__
+
+from .published import ARCHS, random_weights
 
 HEADS = OrderedDict(
     {

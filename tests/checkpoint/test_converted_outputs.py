@@ -4,10 +4,11 @@ import pytest
 import torch
 from mmengine.config import Config
 from mmengine.registry import MODELS, DefaultScope
-from published import ARCHS, PROJECTIONS, evaluate, random_weights
 
 from mala_mm.checkpoint.convert import convert
 from mala_mm.models import RAVLT, MAViT
+
+from .published import ARCHS, PROJECTIONS, evaluate, random_weights
 
 BACKBONES = dict(mavit=MAViT, ravlt=RAVLT)
 ATTENTION = dict(mavit='mala', ravlt='rala')

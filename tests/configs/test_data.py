@@ -9,7 +9,8 @@ from mmcv.image import imwrite
 from mmengine.config import DictAction
 from mmengine.registry import DATASETS, MODELS, TRANSFORMS
 from mmengine.runner import save_checkpoint
-from recipe_grid import CONFIGS, GRID, RECIPES, scope_of
+
+from .recipe_grid import CONFIGS, GRID, RECIPES, scope_of
 
 
 def first_of(name):

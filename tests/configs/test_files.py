@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 import yaml
-from recipe_grid import ARCHS, BACKBONES, CHANNELS, CONFIGS, GRID, RECIPES
+
+from .recipe_grid import ARCHS, BACKBONES, CHANNELS, CONFIGS, GRID, RECIPES
 
 # What mmdet's, mmseg's and mmpretrain's own bases define, and what ours add.
 SHARED_KEYS = {

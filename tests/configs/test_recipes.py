@@ -8,11 +8,12 @@ import pytest
 import torch
 from mmengine.optim import build_optim_wrapper
 from mmengine.registry import MODELS, PARAM_SCHEDULERS
-from recipe_grid import CHANNELS, CONFIGS, GRID, RECIPES, scope_of, to_cpu
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from mala_mm.models import RAVLT, MAViT
+
+from .recipe_grid import CHANNELS, CONFIGS, GRID, RECIPES, scope_of, to_cpu
 
 # Counted from the definition of the published classifiers, with 1000 classes.
 CLASSIFIER_PARAMS = {

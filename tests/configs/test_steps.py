@@ -11,7 +11,8 @@ from mmengine.optim import build_optim_wrapper
 from mmengine.registry import MODELS
 from mmengine.runner import Runner
 from mmengine.structures import InstanceData, PixelData
-from recipe_grid import GRID, RECIPES, scope_of, to_cpu
+
+from .recipe_grid import GRID, RECIPES, scope_of, to_cpu
 
 SIDE = 64
 # The smallest of each recipe and family in the normal run, all others in the slow one.

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from mala_mm import ops
-from mala_mm.ops import library, reference
+from mala_mm.ops import reference
+from mala_mm.ops.fused import library
 
 OPERATORS = [ops.mala_attention, ops.rala_attention, ops.linear_attention, ops.softmax_attention]
 
@@ -173,7 +174,7 @@ def test_triton_says_why_not(tensor, message):
 
 def test_triton_names_width_and_type(monkeypatch):
     """As on a device: only width and type are left to refuse."""
-    from mala_mm.ops import triton
+    from mala_mm.ops.fused import triton
 
     if not triton._INSTALLED:
         pytest.skip('triton is not installed: its own refusal comes first')

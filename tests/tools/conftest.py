@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from mala_mm.data.scenes import SceneConfig
-from mala_mm.data.writers import write_demo_data
+from mala_mm.demo.scenes import SceneConfig
+from mala_mm.demo.writers import write_demo_data
 
 ARCH = 'dict(embed_dims=(8, 8, 16, 16), depths=(1, 1, 1, 1), num_heads=(1, 1, 2, 2))'
 

@@ -4,7 +4,7 @@ import sys
 import pytest
 from mmengine.config import Config
 
-from mala_mm.data import STUFF_CLASSES, STUFF_PALETTE, THING_CLASSES, THING_PALETTE
+from mala_mm.demo import STUFF_CLASSES, STUFF_PALETTE, THING_CLASSES, THING_PALETTE
 
 
 @pytest.fixture(scope='module')

@@ -52,7 +52,7 @@ def test_inference_functions(workplace, trained_detector, trained_segmentor):
         assert inferred['classes'] == segmentor['classes']
 
     detector = found['detector']
-    from mala_mm.data.scenes import SceneConfig
+    from mala_mm.demo.scenes import SceneConfig
 
     assert detector['classes'] == list(SceneConfig().thing_classes)
     height, width = len(segmentor['labels']), len(segmentor['labels'][0])

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mala_mm.data.writers import MARK
+from mala_mm.demo.writers import MARK
 from mala_mm.engine import cli
 
 SMALL = ['--train', '3', '--val', '2', '--size', '48', '64']

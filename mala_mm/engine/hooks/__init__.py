@@ -1,5 +1,6 @@
 """Hooks of the training loop."""
 
 from .check_invalid_loss import CheckInvalidLossHook
+from .checkpoint_guard import CheckpointGuard
 
-__all__ = ['CheckInvalidLossHook']
+__all__ = ['CheckInvalidLossHook', 'CheckpointGuard']

@@ -9,9 +9,8 @@ from mmengine.hooks import Hook
 from mmengine.runner import Runner
 from torch import Tensor
 
+from mala_mm.errors import InvalidLossError
 from mala_mm.registry import HOOKS
-
-from ..errors import InvalidLossError
 
 
 @HOOKS.register_module()

@@ -264,7 +264,7 @@ class AttentionPyramid(BaseModule):
         """Initialise the weights from ``init_cfg``.
 
         Raises:
-            mala_mm.engine.errors.UserError: If a ``Pretrained`` file does not fit.
+            mala_mm.errors.UserError: If a ``Pretrained`` file does not fit.
         """
         configs = [self.init_cfg] if isinstance(self.init_cfg, dict) else list(self.init_cfg or ())
         pretrained = [cfg for cfg in configs if cfg['type'] in ('Pretrained', PretrainedInit)]

@@ -1,0 +1,1 @@
+"""Fused linear attention: the ``torch.library`` ops (:mod:`.library`) and their backends."""

@@ -1,0 +1,232 @@
+"""The operators through ``kernels.c``: float32 and half types, the head widths of the models.
+
+The C file is compiled for this machine, a head width and a type when these are first needed (half a
+second) and kept in the user's cache folder. Where that cannot be,
+:mod:`mala_mm.ops.fused.cpu.tiles` takes over.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ...rotary import rotary_tables
+from ..library import KINDS, Problem
+
+HEAD_DIMS = (32, 64, 96, 128)
+DTYPES = {torch.float32: 'FLOAT32', torch.bfloat16: 'BFLOAT16', torch.float16: 'FLOAT16'}
+_SOURCE = Path(__file__).with_name('kernels.c')
+_FLAGS = (
+    *('-O3', '-march=native', '-fopenmp', '-shared', '-fPIC'),
+    # What vector code needs; sums are reordered only where the source asks for it.
+    *('-ffp-contract=fast', '-fno-math-errno', '-fno-trapping-math'),
+)
+# Of the states in kernels.c: rows after the d of KV, and the columns of the last.
+_KBAR, _VBAR, _G, _SOFTMAX, _NUM_ROWS = 0, 1, 2, 3, 4
+_LOGSUMEXP, _PEAK, _TOTAL = 0, 1, 2
+
+
+def why_not(q: Tensor) -> str | None:
+    """Why the kernels cannot take inputs like ``q`` (B, heads, N, d); None if they can."""
+    if q.dtype not in DTYPES:
+        return f'needs dtype float32, bfloat16 or float16, got {q.dtype}'
+    if q.shape[-1] not in HEAD_DIMS:
+        return f'needs a head width among {HEAD_DIMS}, got d = {q.shape[-1]}'
+    library = _library(q.shape[-1], q.dtype)
+    return library if isinstance(library, str) else None
+
+
+def forward(
+    problem: Problem,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    states: Tensor,
+    lepe: Tensor | None = None,
+    gate: Tensor | None = None,
+) -> None:
+    """Fill ``out`` and ``states``; the contract stands in :mod:`mala_mm.ops.fused.library`."""
+    call = _Call(problem, q)
+    d = q.shape[-1]
+    if problem.kind == 'rala':
+        call.run('sum_queries', q, call.partial_sums)
+        s = call.partial_sums.view(call.partial_shape).sum(1)
+        s[:, d + _G] /= problem.num_tokens
+        call.run('sum_keys', k, v, s, call.partial_sums)
+        _finish_softmax(s, call.partial_sums.view(call.partial_shape))
+    else:
+        call.run('sum_keys', k, v, None, call.partial_sums)
+        s = call.partial_sums.view(call.partial_shape).sum(1)
+        _fold_constants(problem, s)
+    call.run('apply_queries', q, s, lepe, gate, out)
+    states.copy_(s[:, : states.shape[2]].view_as(states))
+
+
+def backward(
+    problem: Problem,
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    states: Tensor,
+    dq: Tensor,
+    dk: Tensor,
+    dv: Tensor,
+    lepe: Tensor | None = None,
+    gate: Tensor | None = None,
+    dlepe: Tensor | None = None,
+    dgate: Tensor | None = None,
+) -> None:
+    """Fill the gradients; the contract stands in :mod:`mala_mm.ops.fused.library`."""
+    call = _Call(problem, q)
+    d = q.shape[-1]
+    s = states.new_empty(call.partial_shape[0], *call.partial_shape[2:])
+    s[:, : states.shape[2]] = states.flatten(0, 1)
+    call.run('query_gradients', grad, q, s, lepe, gate, dq, dlepe, dgate, call.partial_sums)
+    ds = call.partial_sums.view(call.partial_shape).sum(1)
+    if problem.kind != 'rala':
+        _fold_constants(problem, ds)
+        call.run('key_gradients', k, v, s, ds, dk, dv, None)
+        return
+    # sum_m w_m dw_m without a pass over the keys: dKV and dkbar hold it.
+    ds[:, d + _SOFTMAX, 0] = (ds[:, : d + 1] * s[:, : d + 1]).sum((1, 2))
+    call.run('key_gradients', k, v, s, ds, dk, dv, call.partial_sums)
+    dg = call.partial_sums.view(call.partial_shape)[:, :, d + _G].sum(1)
+    ds[:, d + _G] = dg / problem.num_tokens
+    call.run('add_global_gradients', q, ds, dq)
+
+
+def _fold_constants(problem: Problem, s: Tensor) -> None:
+    """The weight of every key and the mean of the values, in the states or in their gradients."""
+    d = s.shape[-1]
+    s[:, : d + 1] *= problem.coefficient
+    s[:, d + _VBAR] /= problem.num_tokens
+
+
+def _finish_softmax(s: Tensor, partial_sums: Tensor) -> None:
+    """RALA: add the chunks up, each weighted relative to its own maximum."""
+    d = s.shape[-1]
+    peaks = partial_sums[:, :, d + _SOFTMAX, _PEAK]
+    peak = peaks.amax(1, keepdim=True)
+    fade = (peaks - peak).exp()[..., None, None]
+    sums = partial_sums.mul_(fade).sum(1)
+    total = sums[:, d + _SOFTMAX, _TOTAL]
+    s[:, : d + 1] = sums[:, : d + 1] / total[:, None, None]
+    s[:, d + _SOFTMAX, _LOGSUMEXP] = peak[:, 0] + total.log()
+    s[:, d + _SOFTMAX, _PEAK] = peak[:, 0]
+    s[:, d + _SOFTMAX, _TOTAL] = total
+
+
+class _Map(ctypes.Structure):
+    _fields_ = [('data', ctypes.c_void_p), ('strides', ctypes.c_int64 * 4)]
+
+
+class _Problem(ctypes.Structure):
+    _fields_ = [
+        *((name, ctypes.c_int64) for name in ('images', 'heads', 'height', 'width')),
+        *((name, ctypes.c_int64) for name in ('chunk', 'threads')),
+        *((name, ctypes.c_int) for name in ('kind', 'rotary')),
+        *((name, ctypes.c_float) for name in ('scale', 'eps')),
+        ('tables', ctypes.c_void_p * 4),
+    ]
+
+
+class _Call:
+    """What the kernels of one call share.
+
+    Attributes:
+        partial_sums (Tensor): Memory for the sums of every chunk of tokens, (chunks of all, d + 4,
+            d).
+        partial_shape (tuple[int, ...]): The same per image and head, (B * heads, chunks, d + 4, d).
+    """
+
+    def __init__(self, problem: Problem, q: Tensor) -> None:
+        images, heads, num_tokens, d = q.shape
+        # Depends on N alone: results repeat bit for bit, whatever the number of threads. At most
+        # 64 chunks per image and head, so that their sums stay small beside the feature map.
+        chunk = 64 * max(8, -(-num_tokens // 4096))
+        self.partial_shape = (images * heads, -(-num_tokens // chunk), d + _NUM_ROWS, d)
+        self.partial_sums = q.new_empty(
+            self.partial_shape[0] * self.partial_shape[1],
+            *self.partial_shape[2:],
+            dtype=torch.float32,
+        )
+        self.library = _library(d, q.dtype)
+        self.problem = _Problem(
+            *(images, heads, *problem.size, chunk, torch.get_num_threads()),
+            *(KINDS.index(problem.kind), problem.rotary, problem.scale, problem.eps),
+        )
+        if problem.rotary:
+            self.tables = _tables(problem.size, d)
+            self.problem.tables[:] = [table.data_ptr() for table in self.tables]
+
+    def run(self, name: str, *tensors: Tensor | None) -> None:
+        """Call a kernel: inputs and outputs have four dimensions, states and sums three."""
+        arguments = (
+            ctypes.byref(_Map(x.data_ptr(), x.stride()))
+            if x is not None and x.dim() == 4
+            else ctypes.c_void_p(None if x is None else x.data_ptr())
+            for x in tensors
+        )
+        getattr(self.library, name)(ctypes.byref(self.problem), *arguments)
+
+
+@functools.lru_cache(maxsize=32)
+def _tables(size: tuple[int, int], head_dim: int) -> tuple[Tensor, ...]:
+    return rotary_tables(size, head_dim)
+
+
+@functools.cache
+def _library(head_dim: int, dtype: torch.dtype) -> ctypes.CDLL | str:
+    """The compiled kernels of a head width and type, or the reason why there are none."""
+    if os.environ.get('MALA_MM_CPU_KERNELS') == '0':
+        return 'is switched off by MALA_MM_CPU_KERNELS=0'
+    compiler = shutil.which(os.environ.get('CC', 'cc'))
+    if compiler is None:
+        return 'needs a C compiler, found none'
+    command = [compiler, *_FLAGS, f'-DWIDTH={head_dim}', f'-D{DTYPES[dtype]}', str(_SOURCE)]
+    key = hashlib.sha256(repr((command, _SOURCE.read_bytes(), _processor())).encode()).hexdigest()
+    folder = (
+        Path(os.environ.get('XDG_CACHE_HOME') or Path.home() / '.cache') / 'mala_mm' / 'kernels'
+    )
+    file = folder / f'{head_dim}_{DTYPES[dtype].lower()}_{key[:16]}.so'
+    try:
+        if not file.exists():
+            folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=folder) as scratch:
+                made = Path(scratch, file.name)
+                subprocess.run(
+                    [*command, '-o', str(made), '-lm'],
+                    check=True,
+                    capture_output=True,
+                    text=True,
+                    timeout=120,
+                )
+                made.replace(file)  # at once: other processes see all of it or nothing
+        return ctypes.CDLL(str(file))
+    except subprocess.CalledProcessError as error:
+        return f'cannot be compiled: {(error.stderr.strip() or str(error)).splitlines()[0]}'
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f'cannot be compiled: {error}'
+
+
+def _processor() -> str:
+    """What code for "this machine" depends on; a home folder may be shared by several."""
+    try:
+        lines = Path('/proc/cpuinfo').read_text().splitlines()
+    except OSError:
+        return platform.platform()
+    return '\n'.join(
+        sorted({x for x in lines if x.startswith(('flags', 'Features', 'model name'))})
+    )

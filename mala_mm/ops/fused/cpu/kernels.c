@@ -1,0 +1,470 @@
+/* The passes of the linear attention operators, computed in float32, for one head width (WIDTH) and
+ * one type of the inputs and outputs (FLOAT32, BFLOAT16 or FLOAT16).
+ *
+ * Plain C that a compiler turns into vector code by itself: every inner loop runs over the
+ * compile-time constant WIDTH, the channels of a head. Compiled when first needed by compiled.py,
+ * which also adds the partial sums up. The formulas are those of mala_mm/ops/fused/library.py (Problem)
+ * and their derivatives; a leading d means the gradient of what follows.
+ *
+ * Tokens are taken in blocks that stay in the first-level cache. An image and head is cut into
+ * chunks, whose length depends on the number of tokens alone: a chunk is the unit of parallel work
+ * and has its own sums, so the results do not depend on the number of threads.
+ */
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#define HALF (WIDTH / 2)
+#define QUARTER (WIDTH / 4)
+#define BLOCK 64
+#define ROWS (WIDTH + 4) /* of a state or a sum: KV, kbar, vbar, g, and the softmax's scalars */
+
+typedef float block[BLOCK][WIDTH] __attribute__((aligned(64)));
+typedef float matrix[WIDTH][WIDTH] __attribute__((aligned(64)));
+typedef float state[ROWS][WIDTH];
+enum { KBAR = WIDTH, VBAR, G, SOFTMAX }; /* rows of a state */
+enum { LOGSUMEXP, PEAK, TOTAL };         /* columns of its row SOFTMAX */
+enum { MALA, RALA, LINEAR };
+
+#if defined BFLOAT16
+typedef uint16_t element;
+static inline float widen(element x) {
+    union {
+        uint32_t bits;
+        float value;
+    } u = {(uint32_t)x << 16};
+    return u.value;
+}
+static inline element narrow(float x) {
+    union {
+        float value;
+        uint32_t bits;
+    } u = {x};
+    uint32_t to_even = 0x7fff + (u.bits >> 16 & 1);
+    return x == x ? (u.bits + to_even) >> 16 : 0x7fc0;
+}
+#else
+#if defined FLOAT16
+typedef _Float16 element;
+#else
+typedef float element;
+#endif
+static inline float widen(element x) { return x; }
+static inline element narrow(float x) { return x; }
+#endif
+
+/* An input or output (image, head, token, channel): data and strides in elements. */
+typedef struct {
+    element *data;
+    int64_t image, head, token, channel;
+} map;
+
+typedef struct {
+    int64_t images, heads, height, width, chunk, threads;
+    int kind, rotary;
+    float scale, eps;
+    const float *row_cos, *row_sin, *column_cos, *column_sin; /* (length, QUARTER) each */
+} problem;
+
+/* A chunk of tokens of one image and head. */
+typedef struct {
+    int64_t image, head, pair, start, stop;
+} piece;
+
+static int64_t pieces(const problem *p) {
+    int64_t tokens = p->height * p->width;
+    return p->images * p->heads * ((tokens + p->chunk - 1) / p->chunk);
+}
+
+static piece piece_of(const problem *p, int64_t index) {
+    int64_t tokens = p->height * p->width, chunks = (tokens + p->chunk - 1) / p->chunk;
+    piece c;
+    c.pair = index / chunks;
+    c.image = c.pair / p->heads;
+    c.head = c.pair % p->heads;
+    c.start = index % chunks * p->chunk;
+    c.stop = c.start + p->chunk < tokens ? c.start + p->chunk : tokens;
+    return c;
+}
+
+static element *at(const map *x, const piece *c, int64_t token) {
+    return x->data + c->image * x->image + c->head * x->head + token * x->token;
+}
+
+static void load(block out, const map *x, const piece *c, int64_t token, int n) {
+    const element *data = at(x, c, token);
+    if (x->channel == 1)
+        for (int i = 0; i < n; i++)
+#pragma omp simd
+            for (int j = 0; j < WIDTH; j++) out[i][j] = widen(data[i * x->token + j]);
+    else
+        for (int j = 0; j < WIDTH; j++)
+            for (int i = 0; i < n; i++) out[i][j] = widen(data[i * x->token + j * x->channel]);
+}
+
+static void store(const map *x, const piece *c, int64_t token, int n, block in) {
+    element *data = at(x, c, token);
+    if (x->channel == 1)
+        for (int i = 0; i < n; i++)
+#pragma omp simd
+            for (int j = 0; j < WIDTH; j++) data[i * x->token + j] = narrow(in[i][j]);
+    else
+        for (int j = 0; j < WIDTH; j++)
+            for (int i = 0; i < n; i++) data[i * x->token + j * x->channel] = narrow(in[i][j]);
+}
+
+/* phi(x) = elu(x) + 1 = exp(min(x, 0)) + max(x, 0), with the polynomial of Cephes' expf. NaN stays
+ * NaN, and the smallest value is that of the smallest normal number. */
+static inline float feature(float x) {
+    float y = x > 0 ? 0 : x;
+    y = y < -87.3f ? -87.3f : y;
+    float whole = rintf(y * 1.44269504f);
+    float rest = y - whole * 0.693359375f + whole * 2.12194440e-4f;
+    float e = 1.9875691500e-4f;
+    e = e * rest + 1.3981999507e-3f;
+    e = e * rest + 8.3334519073e-3f;
+    e = e * rest + 4.1665795894e-2f;
+    e = e * rest + 1.6666665459e-1f;
+    e = e * rest + 5.0000001201e-1f;
+    e = e * (rest * rest) + rest + 1;
+    union {
+        uint32_t bits;
+        float value;
+    } power = {(uint32_t)((int32_t)whole + 127) << 23};
+    return e * power.value + (x > 0 ? x : 0);
+}
+
+/* phi'(x) from phi(x). */
+static inline float slope_of(float phi) { return phi < 1 ? phi : 1; }
+
+static void load_features(block out, const map *x, const piece *c, int64_t token, int n) {
+    load(out, x, c, token, n);
+    for (int i = 0; i < n; i++)
+#pragma omp simd
+        for (int j = 0; j < WIDTH; j++) out[i][j] = feature(out[i][j]);
+}
+
+/* The rotary embedding: adjacent channels turn by the row in the first half, else by the column.
+ * A negative direction turns back. In place if out is in. */
+static void turn(block out, block in, const problem *p, int64_t token, int n, float direction) {
+    if (!p->rotary) {
+        if (out != in) memcpy(out, in, n * sizeof in[0]);
+        return;
+    }
+    int64_t row = token / p->width, column = token % p->width;
+    for (int i = 0; i < n; i++) {
+        const float *cosines[2] = {p->row_cos + row * QUARTER, p->column_cos + column * QUARTER};
+        const float *sines[2] = {p->row_sin + row * QUARTER, p->column_sin + column * QUARTER};
+        for (int half = 0; half < 2; half++) {
+            const float *x = in[i] + half * HALF, *cosine = cosines[half], *sine = sines[half];
+            float *y = out[i] + half * HALF;
+#pragma omp simd
+            for (int m = 0; m < QUARTER; m++) {
+                float even = x[2 * m], odd = x[2 * m + 1], s = direction * sine[m];
+                y[2 * m] = even * cosine[m] - odd * s;
+                y[2 * m + 1] = odd * cosine[m] + even * s;
+            }
+        }
+        if (++column == p->width) column = 0, row++;
+    }
+}
+
+/* out[i] += sum_k a(i, k) b[k], where a(i, k) = a[i * rows + k * columns]. Rows are taken by TALL:
+ * n is rounded up. Registers hold the sums of TALL rows and WIDE vectors over DEEP terms: adding
+ * these up apart from each other costs nothing and rounds less. */
+#if defined __AVX512F__
+enum { LANES = 16, TALL = 8, WIDE = 2, DEEP = 16 };
+#elif defined __AVX__
+enum { LANES = 8, TALL = 4, WIDE = 2, DEEP = 16 };
+#else
+enum { LANES = 4, TALL = 4, WIDE = 2, DEEP = 16 };
+#endif
+typedef float vector __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+
+static void multiply(float (*out)[WIDTH], int n, const float *a, int rows, int columns,
+                     const float (*b)[WIDTH], int depth) {
+    for (int j = 0; j < WIDTH; j += LANES * WIDE)
+        for (int i = 0; i < n; i += TALL)
+            for (int first = 0; first < depth; first += DEEP) {
+                int last = first + DEEP < depth ? first + DEEP : depth;
+                vector sum[TALL][WIDE] = {0};
+                for (int k = first; k < last; k++)
+#pragma GCC unroll 8
+                    for (int r = 0; r < TALL; r++)
+#pragma GCC unroll 2
+                        for (int c = 0; c < WIDE; c++)
+                            sum[r][c] += a[(i + r) * rows + k * columns] *
+                                         *(const vector *)&b[k][j + LANES * c];
+#pragma GCC unroll 8
+                for (int r = 0; r < TALL; r++)
+#pragma GCC unroll 2
+                    for (int c = 0; c < WIDE; c++)
+                        *(vector *)&out[i + r][j + LANES * c] += sum[r][c];
+            }
+}
+
+/* out = in m for a block, and m += x^T y for two. */
+static void apply(block out, block in, const float (*m)[WIDTH], int n) {
+    memset(out, 0, sizeof(block));
+    multiply(out, n, in[0], WIDTH, 1, m, WIDTH);
+}
+
+static void accumulate(float (*m)[WIDTH], block x, block y, int n) {
+    multiply(m, WIDTH, x[0], 1, WIDTH, y, n);
+}
+
+static void transpose(matrix out, const float (*in)[WIDTH]) {
+    for (int i = 0; i < WIDTH; i++)
+        for (int j = 0; j < WIDTH; j++) out[j][i] = in[i][j];
+}
+
+static inline float dot(const float *x, const float *y) {
+    float sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (int j = 0; j < WIDTH; j++) sum += x[j] * y[j];
+    return sum;
+}
+
+/* RALA's logit of a key, in double precision: the exponential of its difference to the largest makes
+ * a relative error of the absolute one. */
+static double logit(const problem *p, const float *phi, const float (*s)[WIDTH]) {
+    double sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (int j = 0; j < WIDTH; j++) sum += (double)phi[j] * s[G][j];
+    return p->scale * sum;
+}
+
+/* out += sum_i w_i x_i, the block by itself first: fewer roundings at the size of the sum. */
+static void add_rows(float *out, const float *w, block x, int n) {
+    float sum[WIDTH] = {0};
+    for (int i = 0; i < n; i++)
+#pragma omp simd
+        for (int j = 0; j < WIDTH; j++) sum[j] += (w ? w[i] : 1) * x[i][j];
+    for (int j = 0; j < WIDTH; j++) out[j] += sum[j];
+}
+
+static void scale_rows(block x, const float *w, int n) {
+    for (int i = 0; i < n; i++)
+#pragma omp simd
+        for (int j = 0; j < WIDTH; j++) x[i][j] *= w[i];
+}
+
+#define FOR_EACH_PIECE(p) \
+    _Pragma("omp parallel for schedule(static) num_threads(p->threads)") \
+    for (int64_t index = 0; index < pieces(p); index++)
+#define FOR_EACH_BLOCK(c, token, n) \
+    for (int64_t token = c.start, n; \
+         n = c.stop - token < BLOCK ? c.stop - token : BLOCK, token < c.stop; token += BLOCK)
+
+/* RALA: row G of the sums of each piece is the sum of phi(q_i). */
+void sum_queries(const problem *p, const map *q, state *sums) {
+    FOR_EACH_PIECE(p) {
+        piece c = piece_of(p, index);
+        block phi;
+        memset(sums[index], 0, sizeof(state));
+        FOR_EACH_BLOCK(c, token, n) {
+            load_features(phi, q, &c, token, n);
+            add_rows(sums[index][G], NULL, phi, n);
+        }
+    }
+}
+
+/* Sums of KV, kbar and, for MALA, vbar, all without constant factors. For RALA the weights are
+ * exp(logit - PEAK) with the piece's own maximum, and TOTAL is their sum. */
+void sum_keys(const problem *p, const map *k, const map *v, const state *states, state *sums) {
+    FOR_EACH_PIECE(p) {
+        piece c = piece_of(p, index);
+        float(*sum)[WIDTH] = sums[index];
+        block phi, x;
+        float w[BLOCK];
+        double logits[BLOCK];
+        memset(sum, 0, sizeof(state));
+        sum[SOFTMAX][PEAK] = -INFINITY;
+        FOR_EACH_BLOCK(c, token, n) {
+            load_features(phi, k, &c, token, n);
+            load(x, v, &c, token, n);
+            if (p->kind == RALA) {
+                float peak = sum[SOFTMAX][PEAK], total = 0;
+                for (int i = 0; i < n; i++) {
+                    logits[i] = logit(p, phi[i], states[c.pair]);
+                    peak = logits[i] > peak ? logits[i] : peak;
+                }
+                for (int i = 0; i < n; i++) total += w[i] = expf(logits[i] - peak);
+                if (peak > sum[SOFTMAX][PEAK]) {
+                    float fade = expf(sum[SOFTMAX][PEAK] - peak);
+                    for (int i = 0; i <= KBAR; i++)
+                        for (int j = 0; j < WIDTH; j++) sum[i][j] *= fade;
+                    sum[SOFTMAX][TOTAL] *= fade;
+                    sum[SOFTMAX][PEAK] = peak;
+                }
+                sum[SOFTMAX][TOTAL] += total;
+                scale_rows(phi, w, n);
+            }
+            if (p->kind == MALA) add_rows(sum[VBAR], NULL, x, n);
+            add_rows(sum[KBAR], NULL, phi, n);
+            turn(phi, phi, p, token, n, 1);
+            accumulate(sum, phi, x, n);
+        }
+    }
+}
+
+/* y_i becomes a_i y_i - b_i vbar. */
+static void normalise(block y, const problem *p, const float *z, const float *vbar, int n) {
+    for (int i = 0; i < n; i++) {
+        float a = 1 / (z[i] + p->eps);
+        if (p->kind == MALA)
+#pragma omp simd
+            for (int j = 0; j < WIDTH; j++) y[i][j] = (1 + a) * y[i][j] - z[i] * vbar[j];
+        else
+#pragma omp simd
+            for (int j = 0; j < WIDTH; j++) y[i][j] /= z[i] + p->eps;
+    }
+}
+
+/* The output; lepe and gate are both there or both NULL. */
+void apply_queries(const problem *p, const map *q, const state *states, const map *lepe,
+                   const map *gate, const map *out) {
+    FOR_EACH_PIECE(p) {
+        piece c = piece_of(p, index);
+        const float(*s)[WIDTH] = states[c.pair];
+        block phi, y, x;
+        float z[BLOCK];
+        FOR_EACH_BLOCK(c, token, n) {
+            load_features(phi, q, &c, token, n);
+            for (int i = 0; i < n; i++) z[i] = dot(phi[i], s[KBAR]);
+            turn(phi, phi, p, token, n, 1);
+            apply(y, phi, s, n);
+            normalise(y, p, z, s[VBAR], n);
+            if (gate) {
+                load(x, lepe, &c, token, n);
+                load(phi, gate, &c, token, n);
+                for (int i = 0; i < n; i++)
+#pragma omp simd
+                    for (int j = 0; j < WIDTH; j++) y[i][j] = (y[i][j] + x[i][j]) * phi[i][j];
+            }
+            store(out, &c, token, n, y);
+        }
+    }
+}
+
+/* dq (for RALA without what comes through g), dlepe and dgate; the sums of dKV, dkbar and, for
+ * MALA, dvbar. */
+void query_gradients(const problem *p, const map *grad, const map *q, const state *states,
+                     const map *lepe, const map *gate, const map *dq, const map *dlepe,
+                     const map *dgate, state *sums) {
+    FOR_EACH_PIECE(p) {
+        piece c = piece_of(p, index);
+        const float(*s)[WIDTH] = states[c.pair];
+        float(*sum)[WIDTH] = sums[index];
+        block phi, turned, g, x, u;
+        matrix kv_transposed;
+        float z[BLOCK], dz[BLOCK], a[BLOCK], minus_z[BLOCK];
+        transpose(kv_transposed, s);
+        memset(sum, 0, sizeof(state));
+        FOR_EACH_BLOCK(c, token, n) {
+            load_features(phi, q, &c, token, n);
+            turn(turned, phi, p, token, n, 1);
+            load(g, grad, &c, token, n);
+            for (int i = 0; i < n; i++) {
+                z[i] = dot(phi[i], s[KBAR]);
+                minus_z[i] = -z[i];
+                a[i] = 1 / (z[i] + p->eps) + (p->kind == MALA);
+            }
+            if (gate) {
+                apply(u, turned, s, n);
+                normalise(u, p, z, s[VBAR], n);
+                load(x, lepe, &c, token, n);
+                for (int i = 0; i < n; i++)
+#pragma omp simd
+                    for (int j = 0; j < WIDTH; j++) u[i][j] = (u[i][j] + x[i][j]) * g[i][j];
+                store(dgate, &c, token, n, u);
+                load(x, gate, &c, token, n);
+                for (int i = 0; i < n; i++)
+#pragma omp simd
+                    for (int j = 0; j < WIDTH; j++) g[i][j] *= x[i][j];
+                store(dlepe, &c, token, n, g);
+            }
+            if (p->kind == MALA) add_rows(sum[VBAR], minus_z, g, n);
+            for (int i = 0; i < n; i++) dz[i] = p->kind == MALA ? -dot(g[i], s[VBAR]) : 0;
+            scale_rows(g, a, n);
+            accumulate(sum, turned, g, n);
+            apply(u, g, kv_transposed, n); /* R_i^T (a_i g_i KV^T) */
+            turn(u, u, p, token, n, -1);
+            for (int i = 0; i < n; i++) {
+                /* a'(z) / a, in a form that does not overflow where a' does */
+                float slope = 1 / (z[i] + p->eps);
+                if (p->kind == MALA) slope /= z[i] + (1 + p->eps);
+                dz[i] -= slope * dot(u[i], phi[i]);
+            }
+            add_rows(sum[KBAR], dz, phi, n);
+            for (int i = 0; i < n; i++)
+#pragma omp simd
+                for (int j = 0; j < WIDTH; j++)
+                    u[i][j] = (u[i][j] + dz[i] * s[KBAR][j]) * slope_of(phi[i][j]);
+            store(dq, &c, token, n, u);
+        }
+    }
+}
+
+/* dk and dv from the gradients of the states, constant factors included. RALA: through the softmax
+ * as well, dlogit_j = w_j (dw_j - sum_m w_m dw_m), where that sum stands in row SOFTMAX of the
+ * gradients; row G of the sums is that of dg. */
+void key_gradients(const problem *p, const map *k, const map *v, const state *states,
+                   const state *gradients, const map *dk, const map *dv, state *sums) {
+    FOR_EACH_PIECE(p) {
+        piece c = piece_of(p, index);
+        const float(*s)[WIDTH] = states[c.pair], (*ds)[WIDTH] = gradients[c.pair];
+        block phi, turned, x, u;
+        matrix dkv_transposed;
+        float w[BLOCK], dlogit[BLOCK];
+        transpose(dkv_transposed, ds);
+        if (p->kind == RALA) memset(sums[index], 0, sizeof(state));
+        FOR_EACH_BLOCK(c, token, n) {
+            load_features(phi, k, &c, token, n);
+            turn(turned, phi, p, token, n, 1);
+            load(x, v, &c, token, n);
+            apply(u, x, dkv_transposed, n);
+            apply(x, turned, ds, n);
+            turn(u, u, p, token, n, -1); /* R_j^T (v_j dKV^T) */
+            for (int i = 0; i < n; i++)
+#pragma omp simd
+                for (int j = 0; j < WIDTH; j++) u[i][j] += ds[KBAR][j];
+            if (p->kind == RALA) {
+                for (int i = 0; i < n; i++) {
+                    w[i] = expf(logit(p, phi[i], s) - s[SOFTMAX][PEAK]) / s[SOFTMAX][TOTAL];
+                    dlogit[i] = p->scale * w[i] * (dot(u[i], phi[i]) - ds[SOFTMAX][0]);
+#pragma omp simd
+                    for (int j = 0; j < WIDTH; j++) u[i][j] = w[i] * u[i][j] + dlogit[i] * s[G][j];
+                }
+                add_rows(sums[index][G], dlogit, phi, n);
+                scale_rows(x, w, n);
+            } else {
+                for (int i = 0; i < n; i++)
+#pragma omp simd
+                    for (int j = 0; j < WIDTH; j++) x[i][j] += ds[VBAR][j];
+            }
+            for (int i = 0; i < n; i++)
+#pragma omp simd
+                for (int j = 0; j < WIDTH; j++) u[i][j] *= slope_of(phi[i][j]);
+            store(dk, &c, token, n, u);
+            store(dv, &c, token, n, x);
+        }
+    }
+}
+
+/* RALA: dq_i += phi'(q_i) dg, with row G of the gradients. */
+void add_global_gradients(const problem *p, const map *q, const state *gradients, const map *dq) {
+    FOR_EACH_PIECE(p) {
+        piece c = piece_of(p, index);
+        const float *dg = gradients[c.pair][G];
+        block phi, x;
+        FOR_EACH_BLOCK(c, token, n) {
+            load_features(phi, q, &c, token, n);
+            load(x, dq, &c, token, n);
+            for (int i = 0; i < n; i++)
+#pragma omp simd
+                for (int j = 0; j < WIDTH; j++) x[i][j] += slope_of(phi[i][j]) * dg[j];
+            store(dq, &c, token, n, x);
+        }
+    }
+}

@@ -1,0 +1,58 @@
+"""The Triton backend: NVIDIA GPUs, forward and backward (see ``mala_mm/ops/README.md``).
+
+The kernels are imported when they are first needed: ``import mala_mm`` needs no Triton.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+
+import torch
+from torch import Tensor
+
+from .plan import DTYPES, HEAD_DIMS, lacks_memory
+
+_INSTALLED = importlib.util.find_spec('triton') is not None
+_INTERPRETED = os.environ.get('TRITON_INTERPRET') == '1'
+
+
+def _capability(index: int) -> int:
+    # torch.compile takes the properties of a device for a constant; their capability it does not.
+    properties = torch.cuda.get_device_properties(index)
+    return 10 * properties.major + properties.minor
+
+
+def why_not(q: Tensor) -> str | None:
+    """Why the kernels cannot take inputs like ``q`` (B, heads, N, d); None if they can."""
+    if not _INSTALLED:
+        return 'needs the package triton, which is not installed'
+    if q.device.type == 'cuda':
+        if torch.version.hip is not None:
+            return f'needs an NVIDIA device, got ROCm {torch.version.hip}'
+        capability = _capability(q.device.index or 0)
+        if capability < 80:
+            return f'needs compute capability 8.0 or higher, got {capability / 10}'
+    elif not (_INTERPRETED and q.device.type == 'cpu'):
+        return f'needs tensors on a CUDA device, got {q.device}'
+    if q.dtype not in DTYPES:
+        return f'needs dtype bfloat16, float16 or float32, got {q.dtype}'
+    if q.shape[-1] not in HEAD_DIMS:
+        return f'needs a head width among {HEAD_DIMS}, got d = {q.shape[-1]}'
+    if q.device.type == 'cuda':
+        return lacks_memory(q.shape[-1], q.dtype, capability)
+    return None
+
+
+def forward(*args, **kwargs) -> None:
+    """See :mod:`mala_mm.ops.fused.library`."""
+    from . import launch
+
+    launch.forward(*args, **kwargs)
+
+
+def backward(*args, **kwargs) -> None:
+    """See :mod:`mala_mm.ops.fused.library`."""
+    from . import launch
+
+    launch.backward(*args, **kwargs)

@@ -1,0 +1,56 @@
+"""The kernels' traffic, by the plan that is launched, beside the floor."""
+
+import pytest
+import torch
+
+from benchmarks import traffic
+
+
+@pytest.mark.parametrize('multiprocessors', [108, 132], ids=['A100', 'H200'])
+@pytest.mark.parametrize('shape', traffic.SHAPES, ids=lambda shape: shape.name)
+@pytest.mark.parametrize('direction', ['forward', 'backward'])
+def test_within_15_percent_of_the_floor(shape, direction, multiprocessors):
+    """At the shapes of the published models on dense prediction, in bf16."""
+    launches = getattr(traffic, direction)(shape, torch.bfloat16, multiprocessors)
+    moved = sum(launch.memory for launch in launches)
+    assert moved <= 1.15 * traffic.floor(direction) * shape.unit(torch.bfloat16)
+
+
+def test_a_backward_in_more_launches_reads_the_queries_side_once_more():
+    """Two matrices of float32 do not fit at d = 96: q and g, 2t, are read a second time."""
+    shape = traffic.SHAPES[1]
+    moved = sum(part.memory for part in traffic.backward(shape, torch.float32, 132))
+    least = (traffic.floor('backward') + 2) * shape.unit(torch.float32)
+    assert least < moved <= 1.15 * least
+
+
+@pytest.mark.parametrize('kind', ['mala', 'rala'])
+def test_the_packed_mixer_too(kind):
+    for shape in traffic.SHAPES:
+        for direction in ('forward', 'backward'):
+            launches = getattr(traffic, direction)(shape, torch.bfloat16, 132, kind, gated=True)
+            moved = sum(launch.memory for launch in launches)
+            least = traffic.floor(direction, kind, gated=True) * shape.unit(torch.bfloat16)
+            assert least < moved <= 1.15 * least
+
+
+def test_every_multiprocessor_has_work():
+    """At detection's first stage: 2 heads in all, yet no fewer programs than multiprocessors."""
+    for launches in (traffic.forward, traffic.backward):
+        for launch in launches(traffic.SHAPES[0], torch.bfloat16, 132):
+            if launch.name != 'combine':
+                assert launch.programs >= 132, launch
+
+
+def test_tokens_are_dealt_out_without_rest():
+    """Every token has its program, no program is without tokens, whatever the size."""
+    from mala_mm.ops.fused.triton.plan import PASSES, config, cut
+
+    for name in PASSES:
+        for head_dim in (32, 96):
+            chosen = config(name, head_dim, torch.bfloat16, True)
+            for tokens in (1, 15, 63, 64, 65, 1000, 16700, 66800, 2**20 + 7):
+                for heads in (1, 7, 512):
+                    chunks, tiles = cut(chosen, heads, tokens, 132)
+                    span = tiles * chosen.block
+                    assert (chunks - 1) * span < tokens <= chunks * span
