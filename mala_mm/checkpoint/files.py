@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import tempfile
 import zipfile
 from collections import OrderedDict
 from collections.abc import Iterator
@@ -22,6 +21,7 @@ import torch
 from mmengine.runner import CheckpointLoader
 from torch import Tensor
 
+from mala_mm import files
 from mala_mm.compat import allow_mmengine_types, safe_globals
 from mala_mm.errors import UserError
 
@@ -188,28 +188,19 @@ def save_checkpoint(
     # Views would drag the whole storage along, and safetensors refuses shared memory.
     tensors = OrderedDict((name, t.clone().contiguous()) for name, t in state_dict.items())
     tensors._metadata = getattr(state_dict, '_metadata', OrderedDict())
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f'.{path.name}.', suffix='.tmp')
     try:
-        with os.fdopen(handle, 'wb') as file:
+        with files.replacing(path) as part:
             if path.suffix == '.safetensors':
                 from safetensors.torch import save
 
-                file.write(save(tensors, metadata={'format': 'pt', 'meta': json.dumps(meta)}))
+                part.write_bytes(save(tensors, metadata={'format': 'pt', 'meta': json.dumps(meta)}))
             else:
                 annotate(tensors, meta)
-                torch.save(dict(meta=meta, state_dict=tensors), file)
-            file.flush()
-            os.fsync(file.fileno())
-        mask = os.umask(0)
-        os.umask(mask)
-        os.chmod(temporary, 0o666 & ~mask)  # mkstemp makes files that only their owner reads
-        os.replace(temporary, path)
+                torch.save(dict(meta=meta, state_dict=tensors), part)
     except OSError as error:
         raise UserError(
             f'{path} could not be written ({error}); free space or choose another'
         ) from error
-    finally:
-        Path(temporary).unlink(missing_ok=True)
 
 
 def check_writable(path: Path, overwrite: bool) -> None:

@@ -13,9 +13,7 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from collections.abc import Callable, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -24,6 +22,7 @@ import cv2
 import numpy as np
 
 from mala_mm.errors import UserError
+from mala_mm.files import remove_parts, replacing_folder
 from mala_mm.version import __version__
 
 from .scenes import SPLITS, Instance, Scene, SceneConfig, make_portrait, make_scene
@@ -69,7 +68,10 @@ def write_demo_data(
         raise UserError(f'Each of {" and ".join(SPLITS)} needs at least one image, got {counts}.')
     total = sum(counts.values()) * (('imagenet' in layouts) + bool({'coco', 'ade'} & set(layouts)))
     done = 0
-    with _replacing(out, overwrite) as folder:
+    _check_free(out, overwrite)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    remove_parts(out.parent, out.name)
+    with replacing_folder(out) as folder:
         writers: list[_CocoWriter | _AdeWriter] = []
         if 'coco' in layouts:
             writers.append(_CocoWriter(folder / 'coco', config, seed))
@@ -242,9 +244,8 @@ def _write_json(path: Path, content: dict, indent: int | None = None) -> None:
     path.write_text(json.dumps(content, indent=indent) + '\n')
 
 
-@contextmanager
-def _replacing(out: Path, overwrite: bool):
-    """Yields a temporary folder that becomes ``out`` if all goes well and vanishes otherwise."""
+def _check_free(out: Path, overwrite: bool) -> None:
+    """Refuse a folder that this module did not write, or that it may not overwrite."""
     if out.exists() and not out.is_dir():
         raise UserError(f'{out} is a file; name a folder.')
     if out.is_dir() and any(out.iterdir()):
@@ -255,15 +256,3 @@ def _replacing(out: Path, overwrite: bool):
                 f'{out} was not written by this tool (it has no {MARK}), so it is not overwritten; '
                 'name another folder.'
             )
-    out.parent.mkdir(parents=True, exist_ok=True)
-    folder = out.with_name(f'.{out.name}.{os.getpid()}.tmp')
-    old = out.with_name(f'.{out.name}.{os.getpid()}.old')
-    folder.mkdir()
-    try:
-        yield folder
-        if out.exists():
-            out.rename(old)
-        folder.rename(out)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-    shutil.rmtree(old, ignore_errors=True)

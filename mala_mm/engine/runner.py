@@ -14,6 +14,7 @@ from mmengine.runner import Runner as MMEngineRunner
 from torch import nn
 
 from mala_mm.errors import UserError
+from mala_mm.files import replacing
 
 from .hooks import CheckInvalidLossHook, CheckpointGuard
 
@@ -104,14 +105,11 @@ class Runner(MMEngineRunner):
             super().save_checkpoint(out_dir, filename, *args, **kwargs)
         elif is_main_process():
             path = Path(out_dir) / filename
-            partial = path.with_name(f'.{filename}.part')
             try:
-                super().save_checkpoint(out_dir, partial.name, *args, **kwargs)
-                partial.replace(path)
+                with replacing(path) as part:
+                    super().save_checkpoint(out_dir, part.name, *args, **kwargs)
             except OSError as error:
                 raise UserError(
                     f'{path} could not be written ({error}); earlier checkpoints are intact: '
                     'make room and continue with --resume'
                 ) from error
-            finally:
-                partial.unlink(missing_ok=True)

@@ -20,6 +20,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from mala_mm.files import write_bytes
+
 from ...rotary import rotary_tables
 from ..library import KINDS, Problem
 
@@ -204,7 +206,7 @@ def _library(head_dim: int, dtype: torch.dtype) -> ctypes.CDLL | str:
     try:
         if not file.exists():
             folder.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(dir=folder) as scratch:
+            with tempfile.TemporaryDirectory() as scratch:
                 made = Path(scratch, file.name)
                 subprocess.run(
                     [*command, '-o', str(made), '-lm'],
@@ -213,7 +215,7 @@ def _library(head_dim: int, dtype: torch.dtype) -> ctypes.CDLL | str:
                     text=True,
                     timeout=120,
                 )
-                made.replace(file)  # at once: other processes see all of it or nothing
+                write_bytes(file, made.read_bytes())  # other processes see all of it or nothing
         return ctypes.CDLL(str(file))
     except subprocess.CalledProcessError as error:
         return f'cannot be compiled: {(error.stderr.strip() or str(error)).splitlines()[0]}'
