@@ -9,6 +9,7 @@ from collections import OrderedDict
 
 import pytest
 import torch
+from torch._subclasses import FakeTensorMode
 
 from mala_mm.checkpoint import load_checkpoint
 from mala_mm.checkpoint.convert import convert, convert_file
@@ -17,7 +18,7 @@ from mala_mm.errors import UserError
 from mala_mm.models import MAViT
 from mala_mm.version import __version__
 
-from .published import ARCHS, random_weights
+from .published import ARCHS, PROJECTIONS, random_weights
 
 HEADS = OrderedDict(
     {
@@ -73,6 +74,23 @@ def test_a_classifier_fills_the_tail(classifier):
                        classifier['head.weight'][:, :, 0, 0])  # fmt: skip
     assert torch.equal(conversion.state_dict['neck.norm.running_var'],
                        classifier['norm.running_var'])  # fmt: skip
+
+
+@pytest.mark.parametrize('arch', ARCHS)
+@pytest.mark.parametrize('family', PROJECTIONS)
+def test_the_tail_of_every_size(family, arch):
+    with FakeTensorMode():
+        shapes = {
+            name: tensor.shape
+            for name, tensor in random_weights(ARCHS[arch], PROJECTIONS[family][arch]).items()
+            if not name.endswith('angle')
+        }
+    weights = {name: torch.empty(shape, device='meta') for name, shape in shapes.items()}
+    conversion = convert(weights, 'weights.pth', family, arch, to='classifier')
+    assert not conversion.unused
+    weights['proj.weight'] = weights['proj.weight'][:512]
+    with pytest.raises(UserError, match=f'to 512 channels, that of {family} {arch} to'):
+        convert(weights, 'weights.pth', family, arch, to='classifier')
 
 
 @pytest.mark.parametrize(

@@ -328,6 +328,8 @@ def test_another_number_of_classes(tmp_path, folder):
     report = load_into(model, folder / 'detector.pth', other_heads=True)
     assert report.mismatched == ('bbox_head.weight', 'bbox_head.bias')
     assert torch.equal(model.bbox_head.weight, before)
+    with pytest.raises(UserError, match='first backbone.stem.0.weight with .* where the model has'):
+        load_into(Detector(classes=3, in_channels=4), folder / 'detector.pth', other_heads=True)
     with pytest.raises(UserError, match='looks like a custom arch'):
         torch.save(random_weights(Arch((8, 8, 16, 32), *ARCH[1:])), tmp_path / 'other.pth')
         load_into(model, tmp_path / 'other.pth', other_heads=True)

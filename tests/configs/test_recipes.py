@@ -114,6 +114,12 @@ def test_heads(built):
         strides = model.bbox_head.prior_generator.strides
         assert strides == [(s, s) for s in (8, 16, 32, 64, 128)]
     elif name.startswith('cascade'):
+        # Each stage expects offsets as small as the one before it leaves them.
+        assert [tuple(head.bbox_coder.stds) for head in model.roi_head.bbox_head] == [
+            (0.1, 0.1, 0.2, 0.2),
+            (0.05, 0.05, 0.1, 0.1),
+            (0.033, 0.033, 0.067, 0.067),
+        ]
         for head in model.roi_head.bbox_head:
             assert (len(head.shared_convs), len(head.shared_fcs)) == (4, 1)
             assert norm_kinds(head) == {'SyncBatchNorm'}
@@ -281,3 +287,4 @@ def test_multi_scale_pipeline():
     assert once[0].scales == [(side, 1333) for side in sides] and once[0].keep_ratio
     assert [min(s) for s in twice[0].scales] == [400, 500, 600] and twice[0].keep_ratio
     assert twice[1].crop_size == (384, 600) and twice[1].crop_type == 'absolute_range'
+    assert twice[1].allow_negative_crop

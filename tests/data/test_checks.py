@@ -194,6 +194,18 @@ def test_seg_label_values(ade, demo, tmp_path):
     check_dataset({**ade, 'data_root': str(root)}, 'mmseg', limit=1)  # reads the first map alone
 
 
+def test_label_values_are_sampled_from_all_of_the_set(ade, demo, tmp_path):
+    """Not from its front alone: files are often in the order of the scenes."""
+    root = tmp_path / 'ade'
+    shutil.copytree(demo.root / 'ade', root)
+    paths = sorted((root / 'annotations/training').iterdir())
+    for path in paths[-4:]:
+        Image.fromarray(np.full((2, 2), len(SCENE_CLASSES) + 1, np.uint8)).save(path)
+    with pytest.raises(UserError) as error:
+        check_dataset({**ade, 'data_root': str(root)}, 'mmseg', limit=len(paths) // 4)
+    assert any(path.name in str(error.value) for path in paths[-4:])
+
+
 def test_seg_classes(ade):
     check_dataset({**ade, 'type': 'ADE20KDataset', 'metainfo': {}}, 'mmseg')
     sentence = refusal(ade, 'mmseg', type='ADE20KDataset')
@@ -246,7 +258,11 @@ def heads(**counts):
 def test_num_classes_of_every_head(coco, ade, imagenet):
     two_stage = dict(
         rpn_head=dict(num_classes=1),
-        roi_head=dict(bbox_head=[dict(num_classes=8)] * 3, mask_head=dict(num_classes=80)),
+        roi_head=dict(
+            bbox_head=[dict(num_classes=8)] * 3,
+            mask_head=dict(num_classes=80),
+            semantic_head=dict(num_classes=183),  # HTC's: COCO's things and stuff
+        ),
     )
     with pytest.raises(UserError) as error:
         check_num_classes(two_stage, coco, 'mmdet')

@@ -48,6 +48,7 @@ def test_real_files_are_clean(real_data):
         (dict(bbox=[-0.5, 0, 40.9, 30.9]), None),  # rounding
         (dict(area=0), 'zero-area'),
         (dict(bbox=[2, 2, 0, 10]), 'zero-area'),
+        (dict(bbox=[2, 2, 10, 0]), 'zero-area'),
         (dict(bbox=[2, 2, 10, float('nan')]), 'zero-area'),
         (dict(bbox=[35, 2, 10, 10]), 'out-of-bounds'),
         (dict(bbox=[-3, 2, 10, 10]), 'out-of-bounds'),

@@ -1,6 +1,7 @@
 """Reading configs: where the data lie, options that nothing reads, kinds of machine."""
 
 import pytest
+import torch
 from mmengine.config import Config
 
 from mala_mm.engine import config
@@ -78,6 +79,7 @@ def test_options_that_are_read(repo, options):
         ('train_dataloader.batchsize', 'did you mean batch_size'),
         ('train_dataloader.dataset.ann_fil', 'did you mean ann_file'),
         ('param_scheduler.7.end', 'a list of 2'),
+        ('param_scheduler.2.end', 'a list of 2, so that a number below 2 must follow'),
         ('model.backbone.arch.depths', "model.backbone.arch is 'tiny'"),
         ('data_root', '--data-root DIR'),
     ],
@@ -88,9 +90,20 @@ def test_options_that_nothing_reads(repo, option, named):
 
 
 def test_no_workers_means_no_workers(repo):
-    cfg = config.load_config(repo / DET, {'train_dataloader.num_workers': 0})
-    assert not cfg.train_dataloader.persistent_workers
-    assert cfg.val_dataloader.persistent_workers
+    """PyTorch refuses a loader without workers that keeps them or lets them work ahead."""
+    options = {
+        'train_dataloader.num_workers': 0,
+        'train_dataloader.prefetch_factor': 4,
+        'val_dataloader.prefetch_factor': 4,
+    }
+    cfg = config.load_config(repo / DET, options)
+    names = ('num_workers', 'persistent_workers', 'prefetch_factor')
+    train, val = (
+        {name: loader[name] for name in names if name in loader}
+        for loader in (cfg.train_dataloader, cfg.val_dataloader)
+    )
+    assert torch.utils.data.DataLoader([0, 1], **train).num_workers == 0
+    assert val == dict(num_workers=2, persistent_workers=True, prefetch_factor=4)
 
 
 def test_unreadable_configs(repo, tmp_path):
@@ -135,6 +148,10 @@ def test_precision_follows_the_machine(monkeypatch):
     assert wrapper('cpu', False, **half) == plain
     assert wrapper('cpu', True, **half) == dict(type='mala_mm.CPUAmpOptimWrapper')
     assert wrapper('cpu', True, **plain) == dict(type='mala_mm.CPUAmpOptimWrapper')
+    fsdp = dict(half, dtype='bfloat16', use_fsdp=True)  # which the others do not take
+    assert wrapper('cpu', False, **fsdp) == plain
+    assert wrapper('cpu', True, **fsdp) == dict(type='mala_mm.CPUAmpOptimWrapper')
+    assert wrapper('cuda', False, **fsdp) == fsdp
     assert wrapper('cuda', False, **half) == half
     assert wrapper('cuda', True, **half) == half
     assert wrapper('cuda', True, **plain) == dict(type='AmpOptimWrapper', loss_scale='dynamic')

@@ -32,6 +32,33 @@ def randomise(model, seed=0):
     return model
 
 
+# Of the papers and the released code: widths, depths, heads, drop path, layer scales per stage.
+SIZES = dict(
+    tiny=((64, 128, 256, 512), (2, 2, 6, 2), (1, 2, 4, 8), 0.1, (1, 1, 1, 1)),
+    small=((64, 128, 320, 512), (3, 5, 9, 3), (1, 2, 5, 8), 0.15, (1, 1, 1, 1)),
+    base=((96, 192, 384, 512), (4, 6, 12, 6), (1, 2, 6, 8), 0.4, (1, 1, 1e-6, 1e-6)),
+    large=((96, 192, 448, 640), (4, 7, 19, 8), (1, 2, 7, 10), 0.55, (1e-6, 1e-6, 1e-6, 1e-6)),
+)
+
+
+@pytest.mark.parametrize('arch', SIZES)
+def test_sizes_are_the_published_ones(arch):
+    # The blocks are asked rather than the table that they are built from.
+    dims, depths, heads, drop_path_rate, scales = SIZES[arch]
+    with torch.device('meta'):
+        model = MAViT(arch)
+    for stage, (dim, depth, num_heads) in zip(model.stages, zip(dims, depths, heads), strict=True):
+        assert len(stage) == depth
+        assert {block.attn.num_heads for block in stage} == {num_heads}
+        assert {block.norm1.weight.numel() for block in stage} == {dim}
+        assert {block.ffn.fc1.out_channels for block in stage} == {int(3.5 * dim)}
+    assert model.stages[-1][-1].drop_path.drop_prob == pytest.approx(drop_path_rate)
+    shallow = dict(MAViT.arch_zoo[arch], depths=(1, 1, 1, 1))  # its values need memory
+    for stage, scale in zip(MAViT(shallow).stages, scales, strict=True):
+        for gamma in (stage[0].gamma1, stage[0].gamma2):
+            assert torch.equal(gamma.weight, torch.full_like(gamma.weight, scale))
+
+
 @pytest.mark.parametrize('cls', [MAViT, RAVLT])
 @pytest.mark.parametrize('arch', ['tiny', 'small', 'base', 'large'])
 def test_parameter_counts_are_the_published_ones(cls, arch):

@@ -2,7 +2,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from mala_mm.models.layers import ATTENTION_TYPES, AttentionMixer, ConvFFN, ConvStem, LayerNorm2d
+from mala_mm.models.layers import (
+    ATTENTION_TYPES,
+    AttentionMixer,
+    Block,
+    ConvFFN,
+    ConvStem,
+    LayerNorm2d,
+)
 from mala_mm.ops import mala_attention
 
 
@@ -80,6 +87,25 @@ def test_attn_cfg_reaches_the_operator():
     other = AttentionMixer(16, 2, attn_cfg=dict(rotary=False))
     other.load_state_dict(mixer.state_dict())
     assert not torch.allclose(mixer(x), other(x))
+
+
+def test_drop_path_takes_each_branch_by_itself():
+    """Of many copies of an image some lose the mixer, some the network, some both or none."""
+    torch.manual_seed(0)
+    block = Block(8, 2, 28, 'mala', drop_path_rate=0.5).train()
+    x = torch.randn(1, 8, 3, 3)
+    out = block(x.expand(64, -1, -1, -1))
+    kinds = []
+    for mixer in (0, 2):  # 0, or 1 / (1 - 0.5)
+        for network in (0, 2):
+            y = x + block.pos(x)
+            y = y + mixer * block.gamma1(block.attn(block.norm1(y)))
+            y = y + network * block.gamma2(block.ffn(block.norm2(y)))
+            # some 30 roundings of 6e-8, of values below 10
+            kinds.append((out - y).abs().amax((1, 2, 3)) < 30 * 6e-8 * 10)
+    kinds = torch.stack(kinds)
+    assert (kinds.sum(0) == 1).all()
+    assert (kinds.sum(1) > 4).all()  # 16 each on average
 
 
 def test_bad_arguments_are_named():

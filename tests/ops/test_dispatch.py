@@ -101,6 +101,62 @@ def test_packed_mixer_is_the_written_out_one(kind, memory_format, backend):
     torch.testing.assert_close(out.double(), expected, rtol=1e-5, atol=1e-5)
 
 
+def explicit(name, q, k, v, size, scale=None, eps=1e-6, rotary=True, form='published'):
+    """Each operator as a matrix of N x N scores."""
+
+    def turn(x):
+        return ops.apply_rotary(x, size) if rotary else x
+
+    num_tokens, head_dim = q.shape[-2:]
+    if scale is None:
+        scale = 1.0 if form == 'paper' else head_dim**-0.5
+    if name == 'softmax':
+        return (scale * turn(q) @ turn(k).mT).softmax(-1) @ v
+    q, k = (torch.where(x > 0, x + 1, x.exp()) for x in (q, k))
+    if name == 'mala':
+        k = k * (scale / num_tokens if form == 'published' else scale)
+    elif name == 'rala':
+        k = k * (scale * k @ q.mean(2, keepdim=True).mT).softmax(2)
+    z = q @ k.sum(2, keepdim=True).mT
+    scores = turn(q) @ turn(k).mT
+    if name == 'mala':
+        return ((1 + 1 / (z + eps)) * scores - z / num_tokens) @ v
+    return scores / (z + eps) @ v
+
+
+OPTIONS = [dict(), dict(scale=0.7), dict(eps=0.5), dict(rotary=False)]
+CASES = [
+    *((name, options) for name in ('mala', 'rala', 'linear', 'softmax') for options in OPTIONS),
+    ('mala', dict(form='paper')),
+    ('mala', dict(form='paper', scale=0.1)),
+]
+
+
+@pytest.mark.parametrize('name, options', CASES)
+@pytest.mark.parametrize('backend', ['reference', 'auto'])
+def test_every_option_reaches_the_operator(name, options, backend):
+    q, k, v = inputs(1, 2, 15, 8)
+    expected = explicit(name, *(x.double() for x in (q, k, v)), (3, 5), **options)
+    out = getattr(ops, f'{name}_attention')(q, k, v, size=(3, 5), backend=backend, **options)
+    # sums of 15 and 8 products in float32, each rounded by 6e-8 of at most 10
+    torch.testing.assert_close(out.double(), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize('name, options', [case for case in CASES if case[0] != 'softmax'])
+@pytest.mark.parametrize('backend', ['reference', 'auto'])
+def test_every_option_reaches_the_packed_mixer(name, options, backend):
+    generator = torch.Generator().manual_seed(0)
+    qkvo = torch.randn(1, 64, 3, 5, generator=generator)
+    lepe = torch.randn(1, 16, 3, 5, generator=generator)
+    q, k, v, gate, position = (
+        x.double().reshape(1, 2, 8, 15).mT for x in (*qkvo.chunk(4, 1), lepe)
+    )
+    expected = (explicit(name, q, k, v, (3, 5), **options) + position) * gate
+    out = ops.gated_attention(qkvo, lepe, 2, kind=name, backend=backend, **options)
+    # as above
+    torch.testing.assert_close(out.double(), expected.mT.reshape(lepe.shape), rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize('operator', OPERATORS[:3])
 @pytest.mark.parametrize('dtype', [torch.bfloat16, torch.float16])
 def test_half_types_lose_no_more_than_their_rounding(operator, dtype):

@@ -33,6 +33,13 @@ def test_names_iteration_losses_and_images(value):
     assert 'images/a, images/b' in message
 
 
+@pytest.mark.parametrize('name', ['decode.loss_ce', 'aux_0.loss_ce', 's2.loss_bbox'])
+def test_sees_the_losses_of_every_head(name):
+    """mmseg and mmdet put the head before ``loss``."""
+    with pytest.raises(UserError, match=f'{name} = nan'):
+        after_iteration(0, {'loss': torch.tensor(1.0), name: torch.tensor(float('nan'))})
+
+
 def test_lets_the_rest_pass():
     after_iteration(0, dict(loss=torch.tensor(1e30), acc=float('nan')))
     after_iteration(1, None)

@@ -171,6 +171,50 @@ def test_any_magnitude_stays_finite(engine, variant):
             assert all(x.isfinite().all() for x in results), shift
 
 
+@pytest.mark.parametrize('where', ['first', 'growing', 'last', 'falling'])
+@pytest.mark.parametrize('engine', ENGINES)
+def test_weights_follow_the_largest_key_wherever_it_is(engine, where, monkeypatch):
+    """RALA: exponentials relative to any but the maximum over all tiles and chunks overflow."""
+    monkeypatch.setattr(tiles, 'TILE_ELEMENTS', 1 << 12)  # three rows each
+    size = (41, 37)  # 1517 tokens: three chunks of the compiled kernels, of eight blocks each
+    q, k, v, grad = inputs((1, 1, 32), size)
+    token = torch.arange(41 * 37)
+    # A logit grows by about 32 * 32 ** -0.5 = 6 per unit: neighbouring blocks are e^120 apart.
+    lift = {
+        'first': 200.0 * (token < 20),
+        'growing': 20.0 * (token // 64),
+        'last': 200.0 * (token >= 1500),
+        'falling': 20.0 * (23 - token // 64),
+    }[where]
+    k = k + lift[:, None]
+    exact = formula(('rala', 'published'), size, *(x.double() for x in (q, k, v, grad)))
+    # Where one key has all the weight, dq and the part of dk through the softmax are differences
+    # that vanish: they are compared with the size of dv.
+    allowed = {name: x.norm() for name, x in zip(NAMES, exact, strict=True)}
+    allowed['dq'] = allowed['dk'] = torch.maximum(exact[2].norm(), exact[3].norm())
+    ours = evaluate(engine, ('rala', 'published'), size, q, k, v, grad)
+    for name, a, b in zip(NAMES, ours, exact, strict=True):
+        # A logit up to 3000, rounded by 6e-8 of it in each of some ten steps, is the exponent.
+        assert (a - b).norm() <= 3000 * 10 * 6e-8 * allowed[name], (name, where)
+
+
+@pytest.mark.parametrize('dtype', [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize('engine', ENGINES)
+def test_stores_round_as_pytorch_does(engine, dtype):
+    """To the nearest number, ties to the even one: all products of 128 numbers in [1, 2)."""
+    numbers = 1 + torch.arange(128) / 128
+    pairs = torch.meshgrid(numbers, numbers, indexing='ij')
+    lepe, gate = (x.reshape(1, 1, 512, 32).to(dtype) for x in pairs)
+    q, k, v = torch.zeros(3, *lepe.shape, dtype=dtype)  # v = 0: the attention adds nothing
+    problem = library.Problem('mala', 'published', 16, 32, 32**-0.5, 1e-6, True)
+    out, states = torch.full_like(lepe, torch.nan), torch.empty(1, 1, 34, 32)
+    engine.forward(problem, q, k, v, out, states, lepe, gate)
+    product = lepe.float() * gate.float()  # exact
+    assert torch.equal(out, product.to(dtype))
+    if dtype == torch.bfloat16:  # ties below 2 were rounded up and down
+        assert {-(2.0**-8), 2.0**-8} <= {*(out.float() - product)[product < 2].tolist()}
+
+
 @pytest.mark.parametrize('engine', ENGINES)
 def test_one_bad_key_is_not_hidden(engine):
     """A NaN spoils what depends on it and nothing else."""
@@ -304,6 +348,19 @@ def test_without_compiled_code_there_are_tiles(variable, value, reason, monkeypa
     assert compiled.why_not(q).startswith(reason)
     assert cpu._engine(q) is tiles
     assert not [file for file in tmp_path.rglob('*') if file.is_file()]  # nothing half-made
+
+
+@pytest.mark.skipif(_REASON is not None, reason=f'the C code {_REASON}')
+def test_an_edited_source_is_compiled_anew(monkeypatch, tmp_path):
+    source = tmp_path / 'kernels.c'
+    source.write_bytes(compiled._SOURCE.read_bytes())
+    monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'cache'))
+    monkeypatch.setattr(compiled, '_SOURCE', source)
+    monkeypatch.setattr(compiled, '_library', compiled._library.__wrapped__)  # as a new process
+    q = torch.zeros(1, 1, 6, 32)
+    assert compiled.why_not(q) is None
+    source.write_text('#error edited')
+    assert 'edited' in compiled.why_not(q)
 
 
 def test_first_use_in_inference_mode_does_not_spoil_training():
