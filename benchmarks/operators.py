@@ -37,7 +37,8 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 from mala_mm import ops
-from mala_mm.ops import cpu, library, reference, triton
+from mala_mm.ops import reference
+from mala_mm.ops.fused import cpu, library, triton
 from mala_mm.ops.fused.cpu import compiled, tiles
 from mala_mm.ops.rotary import rotary_tables
 
@@ -211,7 +212,7 @@ def extra_bytes(call: Callable[[], object], device: str) -> int:
             if event.name() == '[memory]':
                 now += event.nbytes()
                 peak = max(peak, now)
-    results = results if isinstance(results, tuple) else (results,)
+    results = [results] if isinstance(results, Tensor) else results
     return peak - sum(x.untyped_storage().nbytes() for x in results)
 
 
@@ -390,7 +391,8 @@ def draw(results: dict, path: Path) -> None:
     figure.savefig(path, dpi=90)
 
 
-def _size(text: str) -> tuple[int, int]:
+def size_from(text: str) -> tuple[int, int]:
+    """The height and width that an argument names."""
     height, _, width = text.partition('x')
     if not (height.isdecimal() and width.isdecimal() and int(height) and int(width)):
         raise argparse.ArgumentTypeError(f'a size is HEIGHTxWIDTH such as 200x334, got {text!r}')
@@ -404,7 +406,7 @@ def main(argv: list[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument('--device', choices=('cpu', 'cuda'), default='cpu')
-    parser.add_argument('--sizes', type=_size, nargs='+', default=[_size(s) for s in SIZES])
+    parser.add_argument('--sizes', type=size_from, nargs='+', default=[size_from(s) for s in SIZES])
     parser.add_argument('--dtype', choices=DTYPES, default='fp32')
     parser.add_argument('--operator', choices=library.KINDS, default='mala')
     parser.add_argument('--layout', choices=LAYOUTS, default=LAYOUTS[0], help='of q, k and v')

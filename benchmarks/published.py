@@ -10,6 +10,8 @@ computed once per stage and forward, and nothing is computed that the result doe
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -174,16 +176,21 @@ class Backbone(nn.Module):
 
     Args:
         arch (str): A key of :data:`ARCHS`.
-        attention (str): Attention of stages 1 and 2, ``'mala'`` or ``'rala'``; stages 3 and 4 have
-            softmax attention.
+        attention (str | Sequence[str]): Attention of stages 1 and 2, ``'mala'`` or ``'rala'``;
+            stages 3 and 4 have softmax attention. Or that of each stage.
         drop_path_rate (float): Of the last block; rises linearly from 0.
     """
 
     def __init__(
-        self, arch: str = 'tiny', attention: str = 'mala', drop_path_rate: float = 0.0
+        self,
+        arch: str = 'tiny',
+        attention: str | Sequence[str] = 'mala',
+        drop_path_rate: float = 0.0,
     ) -> None:
         super().__init__()
         dims, depths, heads = ARCHS[arch]
+        if isinstance(attention, str):
+            attention = (attention, attention, 'softmax', 'softmax')
         half, layers = dims[0] // 2, []
         for inputs, outputs, stride in ((3, half, 2), (half, half, 1), (half, half, 1)):
             layers += [nn.Conv2d(inputs, outputs, 3, stride, 1), nn.BatchNorm2d(outputs), nn.GELU()]
@@ -192,8 +199,7 @@ class Backbone(nn.Module):
         self.layers = nn.ModuleList()
         rates = iter(torch.linspace(0, drop_path_rate, sum(depths)).tolist())
         for i, (dim, depth) in enumerate(zip(dims, depths)):
-            kind = attention if i < 2 else 'softmax'
-            blocks = [Block(dim, heads[i], kind, next(rates)) for _ in range(depth)]
+            blocks = [Block(dim, heads[i], attention[i], next(rates)) for _ in range(depth)]
             stage = nn.ModuleDict(
                 {'RoPE': Rotary(dim // heads[i]), 'blocks': nn.ModuleList(blocks)}
             )
