@@ -25,7 +25,6 @@ def test_whole_installation(repo):
     rows = {line.split()[0]: line for line in result.stdout.splitlines() if line}
     for package in doctor.PACKAGES:
         assert rows[package.module].endswith('ok')
-    assert rows['mmcv']
     assert re.search('mmcv ops on cpu +ok', result.stdout)
     assert result.stdout.endswith('Training works here.\n')
 
@@ -45,7 +44,7 @@ def test_broken_torch_is_the_only_cause_named(repo, tmp_path):
     assert result.returncode == 1
     assert 'Traceback' not in result.stderr
     assert '1. torch cannot be imported (libcudart.so: cannot open).' in result.stdout
-    assert '2.' not in result.stdout.split('1. torch', 1)[1].replace('2.1', '')
+    assert len(re.findall(r'^\d+\. ', result.stdout, re.MULTILINE)) == 1
     assert 'not tried without torch' in result.stdout
 
 
