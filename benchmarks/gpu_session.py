@@ -33,8 +33,8 @@ import torch.nn.functional as F
 
 from benchmarks.traffic import SHAPES, Shape, floor
 from mala_mm import ops
-from mala_mm.ops import reference
 from mala_mm.ops.fused import library
+from mala_mm.ops.fused.dispatch import eager as formula
 
 DTYPES = {'bf16': torch.bfloat16, 'fp16': torch.float16, 'fp32': torch.float32}
 RESULTS = ('out', 'dq', 'dk', 'dv', 'do', 'dlepe')
@@ -43,11 +43,7 @@ RESULTS = ('out', 'dq', 'dk', 'dv', 'do', 'dlepe')
 def eager(qkvo, lepe, heads, kind='mala', form='published'):
     """The formula as it is written, in the type of its inputs."""
     q, k, v, gate = (library.split_heads(x, heads) for x in qkvo.chunk(4, 1))
-    arguments = (q, k, v, tuple(qkvo.shape[2:]))
-    if kind == 'mala':
-        y = reference.mala(*arguments, form=form)
-    else:
-        y = getattr(reference, kind)(*arguments)
+    y = formula(kind, q, k, v, tuple(qkvo.shape[2:]), form=form)
     y = (y + library.split_heads(lepe, heads)) * gate
     return y.transpose(2, 3).reshape(lepe.shape)
 
@@ -272,7 +268,7 @@ def peers(session: Session, shape: Shape, first: bool) -> dict:
         'attention, triton': core(
             functools.partial(ops.mala_attention, size=size, backend='triton'), heads
         ),
-        'attention, eager': core(functools.partial(reference.mala, size=size), heads),
+        'attention, eager': core(functools.partial(formula, 'mala', size=size), heads),
         'rala attention, triton': core(
             functools.partial(ops.rala_attention, size=size, backend='triton'), heads
         ),

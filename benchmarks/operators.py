@@ -37,9 +37,10 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 from mala_mm import ops
-from mala_mm.ops import reference
+from mala_mm.ops import rotary
 from mala_mm.ops.fused import cpu, library, triton
 from mala_mm.ops.fused.cpu import compiled, tiles
+from mala_mm.ops.fused.dispatch import eager
 from mala_mm.ops.rotary import rotary_tables
 
 DTYPES = {'fp32': torch.float32, 'bf16': torch.bfloat16, 'fp16': torch.float16}
@@ -60,7 +61,7 @@ Function = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 def formula(kind: str, size: tuple[int, int]) -> Function:
     """The equations as they stand, in the type of the inputs."""
-    return lambda q, k, v: getattr(reference, kind)(q, k, v, size)
+    return functools.partial(eager, kind, size=size)
 
 
 def formula_with_tables(kind: str, size: tuple[int, int], like: Tensor) -> Function:
@@ -80,8 +81,8 @@ def formula_with_tables(kind: str, size: tuple[int, int], like: Tensor) -> Funct
         return torch.stack([even * cos - odd * sin, odd * cos + even * sin], -1).flatten(-2)
 
     def run(q, k, v):
-        with mock.patch.object(reference, 'apply_rotary', turn):
-            return getattr(reference, kind)(q, k, v, size)
+        with mock.patch.object(rotary, 'apply_rotary', turn):
+            return eager(kind, q, k, v, size)
 
     return run
 
@@ -93,7 +94,7 @@ def competitors(kind: str, size: tuple[int, int], like: Tensor, softmax: bool) -
     if like.device.type == 'cpu':
         names = ['cpu, tiles'] + ['cpu, compiled'] * (compiled.why_not(like) is None)
         found |= dict.fromkeys(names, functools.partial(attention, size=size, backend='cpu'))
-    elif triton.why_not(like) is None:
+    elif triton.why_not(None, like) is None:
         found['triton'] = functools.partial(attention, size=size, backend='triton')
     if softmax:
         found['softmax'] = functools.partial(ops.softmax_attention, size=size)

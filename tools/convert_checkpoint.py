@@ -16,7 +16,7 @@ from mala_mm.checkpoint.convert import ARCHS, FAMILIES, TARGETS, convert_file
 from mala_mm.checkpoint.files import META_KEY
 from mala_mm.checkpoint.names import CONTAINERS
 from mala_mm.engine import cli
-from mala_mm.models.layers import ATTENTION_TYPES
+from mala_mm.ops import OPERATORS
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument(
         '--attn-types',
         nargs='+',
-        choices=ATTENTION_TYPES,
+        choices=OPERATORS,
         help='operator of each stage, if it is not the published assignment of the family',
     )
     parser.add_argument(

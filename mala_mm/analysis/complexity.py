@@ -8,7 +8,7 @@ tracer sees different matrix products, or none, depending on the backend that co
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
 
 import torch
@@ -21,16 +21,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from mala_mm.errors import UserError
 from mala_mm.models.backbones import AttentionPyramid
 from mala_mm.models.layers import AttentionMixer
-
-# Matrix products of one head, in multiply-adds, for N tokens of width d. The linear operators
-# build a (d, d) state from keys and values, read it with the queries and need one (RALA: two)
-# products of all tokens with a single vector: the denominator and the keys' weights.
-_OPERATOR_MACS: dict[str, Callable[[int, int], int]] = {
-    'mala': lambda n, d: 2 * n * d * d + n * d,
-    'rala': lambda n, d: 2 * n * d * d + 2 * n * d,
-    'linear': lambda n, d: 2 * n * d * d + n * d,
-    'softmax': lambda n, d: 2 * n * n * d,
-}
+from mala_mm.ops import build_operator
 
 
 def attention_macs(attn_type: str, num_tokens: int, num_heads: int, head_dim: int) -> int:
@@ -40,21 +31,19 @@ def attention_macs(attn_type: str, num_tokens: int, num_heads: int, head_dim: in
     norms and activations are not. Projections, position convolution and gate belong to the mixer.
 
     Args:
-        attn_type (str): ``'mala'``, ``'rala'``, ``'linear'`` or ``'softmax'``.
+        attn_type (str): The name of a registered operator, with its default options.
         num_tokens (int): Number of tokens ``N = H * W``.
         num_heads (int): Number of heads.
         head_dim (int): Width ``d`` of a head.
 
     Returns:
-        int: Per head ``N d (2 d + 1)`` for MALA and plain linear attention, ``N d (2 d + 2)`` for
-        RALA and ``2 N^2 d`` for softmax attention.
+        int: For example ``N d (2 d + 1)`` per head for MALA, ``2 N^2 d`` for softmax attention.
 
     Raises:
         ValueError: If ``attn_type`` is unknown.
     """
-    if attn_type not in _OPERATOR_MACS:
-        raise ValueError(f'attn_type must be one of {tuple(_OPERATOR_MACS)}, got {attn_type!r}')
-    return num_heads * _OPERATOR_MACS[attn_type](num_tokens, head_dim)
+    with torch.device('meta'):
+        return build_operator(attn_type, num_heads, head_dim).macs(num_tokens)
 
 
 @dataclass
@@ -266,10 +255,12 @@ class _Formula:
     def __call__(self, x: Tensor) -> Tensor:
         channels, height, width = x.shape[1:]
         heads = self.mixer.num_heads
-        size = (height * width, heads, channels // heads)
-        self.part.attention += attention_macs(self.mixer.attn_type, *size)
-        self.part.attention_linear += attention_macs(self.linear_type, *size)
-        for layer in self.mixer.children():
+        tokens = height * width
+        self.part.attention += self.mixer.operator.macs(tokens)
+        self.part.attention_linear += attention_macs(
+            self.linear_type, tokens, heads, channels // heads
+        )
+        for layer in (self.mixer.qkvo, self.mixer.lepe, self.mixer.proj):
             layer(x.new_empty(1, layer.in_channels, height, width))
         return x
 

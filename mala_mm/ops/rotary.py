@@ -76,3 +76,8 @@ def apply_rotary(x: Tensor, size: tuple[int, int]) -> Tensor:
     even, odd = x.to(dtype).unflatten(-1, (-1, 2)).unbind(-1)  # (B, heads, N, d // 2) each
     turned = torch.stack([even * cos - odd * sin, odd * cos + even * sin], -1)
     return turned.flatten(-2).to(x.dtype)
+
+
+def rotate(x: Tensor, size: tuple[int, int], rotary: bool) -> Tensor:
+    """:func:`apply_rotary` if ``rotary``, else ``x`` itself."""
+    return apply_rotary(x, size) if rotary else x

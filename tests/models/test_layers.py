@@ -2,15 +2,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from mala_mm.models.layers import (
-    ATTENTION_TYPES,
-    AttentionMixer,
-    Block,
-    ConvFFN,
-    ConvStem,
-    LayerNorm2d,
-)
-from mala_mm.ops import mala_attention
+from mala_mm.models.layers import AttentionMixer, Block, ConvFFN, ConvStem, LayerNorm2d
+from mala_mm.ops import OPERATORS, mala_attention
 
 
 def test_layer_norm_normalises_over_channels_and_keeps_the_layout():
@@ -58,7 +51,7 @@ def test_mixer_follows_its_definition(memory_format):
     torch.testing.assert_close(mixer(x), expected)
 
 
-@pytest.mark.parametrize('attn_type', ATTENTION_TYPES)
+@pytest.mark.parametrize('attn_type', OPERATORS)
 def test_mixer_gradients_agree_with_finite_differences(attn_type):
     torch.manual_seed(0)
     mixer = AttentionMixer(8, num_heads=2, attn_type=attn_type).double()
@@ -71,7 +64,7 @@ def test_operators_of_a_mixer_differ():
     torch.manual_seed(0)
     mixer = AttentionMixer(16, 2)
     outputs = []
-    for attn_type in ATTENTION_TYPES:
+    for attn_type in OPERATORS:
         other = AttentionMixer(16, 2, attn_type)
         other.load_state_dict(mixer.state_dict())
         outputs.append(other(x))

@@ -14,7 +14,9 @@ from mmengine.model import BaseModule, ModuleList, PretrainedInit, Sequential, u
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from ..layers import ATTENTION_TYPES, Block, ConvStem, LayerNorm2d
+from mala_mm.ops import OPERATORS
+
+from ..layers import Block, ConvStem, LayerNorm2d
 
 
 class AttentionPyramid(BaseModule):
@@ -32,10 +34,12 @@ class AttentionPyramid(BaseModule):
             ``mlp_ratio`` (default 3.5), ``drop_path_rate`` (default 0) and
             ``layer_scale_init_values`` (one per stage, default 1).
         in_channels (int): Channels of the image.
-        attn_types (Sequence[str], optional): The operator of each stage: ``'mala'``, ``'rala'``,
-            ``'linear'`` or ``'softmax'``. Defaults to the published assignment.
-        attn_cfg (dict, optional): Keywords passed to every operator: ``scale``, ``eps``,
-            ``rotary``, ``backend`` and, for MALA only, ``form``. See :mod:`mala_mm.ops`.
+        attn_types (Sequence[str], optional): The operator of each stage, by its registered name:
+            one of :data:`mala_mm.ops.OPERATORS`.
+            Defaults to the published assignment.
+        attn_cfg (dict | Sequence[dict], optional): Options of the operators, see their classes in
+            :mod:`mala_mm.ops.operators`. One dict serves all stages, and each operator takes the
+            options that it has; or one dict per stage, all of whose options its operator must have.
         out_indices (Sequence[int]): Stages whose maps are returned. Stages after the last of them
             are not built.
         frozen_stages (int): Stop the training of the stem (0) and of the first n stages with the
@@ -125,6 +129,7 @@ class AttentionPyramid(BaseModule):
         self.embed_dims, self.depths = arch['embed_dims'], arch['depths']
         num_stages = len(self.depths)
         self.attn_types = self._parse_attn_types(attn_types, num_stages)
+        attn_cfgs = self._parse_attn_cfg(attn_cfg)
         self.out_indices = self._parse_out_indices(out_indices, num_stages)
         if not isinstance(frozen_stages, int) or not -1 <= frozen_stages <= num_stages:
             raise ValueError(
@@ -149,9 +154,6 @@ class AttentionPyramid(BaseModule):
                         build_norm_layer(norm_cfg, dims)[1],
                     )
                 )
-            operator_cfg = dict(attn_cfg or {})
-            if self.attn_types[i] != 'mala':
-                operator_cfg.pop('form', None)
             first = sum(self.depths[:i])
             self.stages.append(
                 Sequential(
@@ -161,7 +163,7 @@ class AttentionPyramid(BaseModule):
                             arch['num_heads'][i],
                             int(arch['mlp_ratio'] * dims),
                             self.attn_types[i],
-                            operator_cfg,
+                            attn_cfgs[i],
                             drop_path_rate=rate,
                             layer_scale_init_value=arch['layer_scale_init_values'][i],
                             with_cp=with_cp,
@@ -215,13 +217,32 @@ class AttentionPyramid(BaseModule):
         if (
             isinstance(attn_types, str)
             or len(attn_types) != num_stages
-            or not set(attn_types) <= set(ATTENTION_TYPES)
+            or not set(attn_types) <= set(OPERATORS)
         ):
             raise ValueError(
                 f'attn_types must name {num_stages} operators, one per stage, each one of '
-                f'{ATTENTION_TYPES}, got {attn_types!r}'
+                f'{tuple(OPERATORS)}, got {attn_types!r}'
             )
         return tuple(attn_types)
+
+    def _parse_attn_cfg(self, attn_cfg: dict | Sequence[dict] | None) -> list[dict]:
+        """The options of each stage's operator."""
+        if isinstance(attn_cfg, dict) or attn_cfg is None:
+            shared = dict(attn_cfg or {})
+            known = [OPERATORS[name].option_names() for name in self.attn_types]
+            for option in shared:
+                if not any(option in options for options in known):
+                    raise ValueError(
+                        f'attn_cfg has the option {option!r}, which none of the operators '
+                        f'{self.attn_types} has; theirs are {sorted({o for k in known for o in k})}'
+                    )
+            return [{o: shared[o] for o in options if o in shared} for options in known]
+        if len(attn_cfg) != len(self.depths) or not all(isinstance(c, dict) for c in attn_cfg):
+            raise ValueError(
+                f'attn_cfg must be a dict, or {len(self.depths)} dicts, one per stage, '
+                f'got {attn_cfg!r}'
+            )
+        return [dict(cfg) for cfg in attn_cfg]
 
     @staticmethod
     def _parse_out_indices(out_indices: Sequence[int], num_stages: int) -> tuple[int, ...]:

@@ -1,7 +1,7 @@
 from .block import Block
 from .ffn import ConvFFN
-from .mixer import ATTENTION_TYPES, AttentionMixer
+from .mixer import AttentionMixer
 from .norm import LayerNorm2d
 from .stem import ConvStem
 
-__all__ = ['ATTENTION_TYPES', 'AttentionMixer', 'Block', 'ConvFFN', 'ConvStem', 'LayerNorm2d']
+__all__ = ['AttentionMixer', 'Block', 'ConvFFN', 'ConvStem', 'LayerNorm2d']

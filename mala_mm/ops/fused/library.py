@@ -9,9 +9,10 @@ Two ops, each with its backward as an op of its own, carry every linear operator
 A backend is a module with three functions. It computes; what is allocated, in which layout, is
 decided here::
 
-    why_not(q) -> str | None
-        Why this backend cannot take inputs like ``q`` (B, heads, N, d): the requirement and the
-        value received. None if it can. Must not look at B, heads or N (they may be symbolic).
+    why_not(problem, q) -> str | None
+        Why this backend cannot compute the problem (None: any of the family) on inputs like ``q``
+        (B, heads, N, d): the requirement and the value received. None if it can. Must not look at
+        B, heads, N or the size (they may be symbolic).
     forward(problem, q, k, v, out, states, lepe=None, gate=None) -> None
         Fills ``out`` (B, heads, N, d), dtype of q, and ``states`` (see ``state_rows``), float32.
         With ``lepe`` and ``gate`` (both or neither) ``out = (attention + lepe) * gate``.
@@ -32,7 +33,13 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
+from ..registry import split_heads
+
 KINDS = ('mala', 'rala', 'linear')
+"""The fused family. It is closed: an operator joins it with kernels in every backend."""
+
+MALA_FORMS = ('published', 'paper')
+"""The forms of MALA."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +80,17 @@ class Problem:
     eps: float
     rotary: bool
 
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise ValueError(f'kind must be one of {KINDS}, got {self.kind!r}')
+        if self.form not in MALA_FORMS:
+            raise ValueError(f'form must be one of {MALA_FORMS}, got {self.form!r}')
+
+    @property
+    def spec(self) -> tuple[str, str, float, float, bool]:
+        """What the ``torch.library`` ops take of it, beside the size."""
+        return self.kind, self.form, self.scale, self.eps, self.rotary
+
     @property
     def size(self) -> tuple[int, int]:
         """Height and width."""
@@ -101,19 +119,39 @@ def state_rows(kind: str, head_dim: int) -> int:
     return head_dim + (4 if kind == 'rala' else 2)
 
 
-def default_scale(kind: str, form: str, head_dim: int) -> float:
-    """The scale that stands where a caller gives None."""
-    return 1.0 if kind == 'linear' or (kind == 'mala' and form == 'paper') else head_dim**-0.5
+def make_problem(
+    kind: str,
+    head_dim: int,
+    size: tuple[int, int],
+    scale: float | None = None,
+    eps: float = 1e-6,
+    rotary: bool = True,
+    form: str = 'published',
+) -> Problem:
+    """The problem that a caller's options describe.
+
+    Args:
+        kind (str): One of :data:`KINDS`.
+        head_dim (int): Width ``d`` of a head.
+        size (tuple[int, int]): Height and width (H, W).
+        scale (float, optional): Defaults to ``d ** -0.5`` where the models were trained with it:
+            in the published form of MALA and in RALA's softmax; to 1 elsewhere.
+        eps (float): Added to ``z``.
+        rotary (bool): Whether the rotary embedding turns.
+        form (str): One of :data:`MALA_FORMS`.
+
+    Raises:
+        ValueError: If the kind or the form is unknown.
+    """
+    if scale is None:
+        unscaled = kind == 'linear' or (kind == 'mala' and form == 'paper')
+        scale = 1.0 if unscaled else head_dim**-0.5
+    return Problem(kind, form, *size, float(scale), float(eps), bool(rotary))
 
 
 def backend_module(name: str) -> ModuleType:
     """The module of a backend, imported when first needed."""
     return importlib.import_module(f'{__package__}.{name}')
-
-
-def split_heads(x: Tensor, num_heads: int) -> Tensor:
-    """A map (B, C, H, W) as (B, heads, N, d), a view wherever the strides of H and W allow."""
-    return x.flatten(2).unflatten(1, (num_heads, -1)).transpose(2, 3)
 
 
 def empty_tokens(x: Tensor) -> Tensor:

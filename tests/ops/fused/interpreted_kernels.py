@@ -22,8 +22,8 @@ if os.environ.get('TRITON_INTERPRET') != '1':
     pytest.skip('TRITON_INTERPRET=1 has to be set before Triton loads', allow_module_level=True)
 
 from mala_mm import ops
-from mala_mm.ops import reference
 from mala_mm.ops.fused import library
+from mala_mm.ops.fused.dispatch import eager as formula
 from mala_mm.ops.fused.triton import launch, plan
 
 NAMES = ('out', 'dq', 'dk', 'dv', 'do', 'dlepe')
@@ -49,11 +49,7 @@ def poisoned_memory():
 def eager(qkvo, lepe, heads, kind, form='published', rotary=True):
     """The formula as it is written, in the type of its inputs."""
     q, k, v, gate = (library.split_heads(x, heads) for x in qkvo.chunk(4, 1))
-    args = (q, k, v, qkvo.shape[2:])
-    if kind == 'mala':
-        y = reference.mala(*args, rotary=rotary, form=form)
-    else:
-        y = getattr(reference, kind)(*args, rotary=rotary)
+    y = formula(kind, q, k, v, qkvo.shape[2:], rotary=rotary, form=form)
     y = (y + library.split_heads(lepe, heads)) * gate
     return y.transpose(2, 3).reshape(lepe.shape)
 

@@ -7,9 +7,9 @@ import torch
 from torch.profiler import profile
 
 from mala_mm import ops
-from mala_mm.ops import reference
 from mala_mm.ops.fused import cpu, library
 from mala_mm.ops.fused.cpu import compiled, tiles
+from mala_mm.ops.fused.dispatch import eager
 
 VARIANTS = [
     ('mala', 'published'),
@@ -40,8 +40,7 @@ def inputs(shape, size, dtype=torch.float32, seed=0):
 def evaluate(engine, variant, size, q, k, v, grad=None, rotary=True):
     """Output and gradients by a backend, into memory that held NaN."""
     kind, form = variant
-    scale = library.default_scale(kind, form, q.shape[-1])
-    problem = library.Problem(kind, form, *size, scale, 1e-6, rotary)
+    problem = library.make_problem(kind, q.shape[-1], size, rotary=rotary, form=form)
     rows = library.state_rows(kind, q.shape[-1])
     dtype = torch.promote_types(q.dtype, torch.float32)
     states = torch.full((*q.shape[:2], rows, q.shape[-1]), torch.nan, dtype=dtype)
@@ -56,8 +55,7 @@ def formula(variant, size, q, k, v, grad, rotary=True):
     """The same by autograd of the formula as it is written, in the type of its inputs."""
     kind, form = variant
     q, k, v = (x.detach().requires_grad_() for x in (q, k, v))
-    options = dict(form=form) if kind == 'mala' else {}
-    out = getattr(reference, kind)(q, k, v, size, rotary=rotary, **options)
+    out = eager(kind, q, k, v, size, rotary=rotary, form=form)
     return [out.detach(), *torch.autograd.grad(out, (q, k, v), grad)]
 
 
@@ -319,7 +317,7 @@ def test_memory_beside_the_results_is_small(engine, monkeypatch):
         ours = extra(lambda: engine.forward(problem, q, k, v, out, states))
     finally:
         torch.set_num_threads(threads)
-    assert 0 < ours < 0.1 * extra(lambda: reference.mala(q, k, v, size))
+    assert 0 < ours < 0.1 * extra(lambda: eager('mala', q, k, v, size))
 
 
 def test_engine_follows_type_and_width():

@@ -9,8 +9,14 @@ from ..library import Problem
 __all__ = ['backward', 'forward', 'why_not']
 
 
-def why_not(q: Tensor) -> str | None:
-    """Why this backend cannot take inputs like ``q`` (B, heads, N, d); None if it can."""
+KINDS = ('mala', 'rala', 'linear')
+"""What the kernels and the tiles compute."""
+
+
+def why_not(problem: Problem | None, q: Tensor) -> str | None:
+    """Why this backend cannot compute it for inputs like ``q``; see :mod:`..library`."""
+    if problem is not None and problem.kind not in KINDS:
+        return f'needs a kind among {KINDS}, got {problem.kind!r}'
     if q.device.type != 'cpu':
         return f'needs tensors on the CPU, got {q.device}'
     return None

@@ -23,7 +23,7 @@ from torch import Tensor
 from mala_mm.files import write_bytes
 
 from ...rotary import rotary_tables
-from ..library import KINDS, Problem
+from ..library import Problem
 
 HEAD_DIMS = (32, 64, 96, 128)
 DTYPES = {torch.float32: 'FLOAT32', torch.bfloat16: 'BFLOAT16', torch.float16: 'FLOAT16'}
@@ -165,9 +165,21 @@ class _Call:
             dtype=torch.float32,
         )
         self.library = _library(d, q.dtype)
+        kind = self.library.kind_of(problem.kind.encode())
+        if kind < 0:
+            raise ValueError(f'kernels.c computes no operator of the kind {problem.kind!r}')
+        height, width = problem.size
         self.problem = _Problem(
-            *(images, heads, *problem.size, chunk, torch.get_num_threads()),
-            *(KINDS.index(problem.kind), problem.rotary, problem.scale, problem.eps),
+            images=images,
+            heads=heads,
+            height=height,
+            width=width,
+            chunk=chunk,
+            threads=torch.get_num_threads(),
+            kind=kind,
+            rotary=problem.rotary,
+            scale=problem.scale,
+            eps=problem.eps,
         )
         if problem.rotary:
             self.tables = _tables(problem.size, d)
@@ -176,7 +188,7 @@ class _Call:
     def run(self, name: str, *tensors: Tensor | None) -> None:
         """Call a kernel: inputs and outputs have four dimensions, states and sums three."""
         arguments = (
-            ctypes.byref(_Map(x.data_ptr(), x.stride()))
+            ctypes.byref(_Map(data=x.data_ptr(), strides=x.stride()))
             if x is not None and x.dim() == 4
             else ctypes.c_void_p(None if x is None else x.data_ptr())
             for x in tensors

@@ -26,6 +26,14 @@ enum { KBAR = WIDTH, VBAR, G, SOFTMAX }; /* rows of a state */
 enum { LOGSUMEXP, PEAK, TOTAL };         /* columns of its row SOFTMAX */
 enum { MALA, RALA, LINEAR };
 
+/* The number of a kind, or -1 for one that is not computed here. */
+int kind_of(const char *name) {
+    static const char *const names[] = {[MALA] = "mala", [RALA] = "rala", [LINEAR] = "linear"};
+    for (int kind = MALA; kind <= LINEAR; kind++)
+        if (!strcmp(names[kind], name)) return kind;
+    return -1;
+}
+
 #if defined BFLOAT16
 typedef uint16_t element;
 static inline float widen(element x) {

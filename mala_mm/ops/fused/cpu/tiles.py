@@ -310,6 +310,8 @@ class _Tiles:
     """
 
     def __init__(self, problem: Problem, like: Tensor) -> None:
+        if problem.kind not in ('mala', 'rala', 'linear'):
+            raise ValueError(f'the tiles compute no operator of the kind {problem.kind!r}')
         self.problem = problem
         self.batch, self.heads, num_tokens, self.head_dim = like.shape
         self.dtype = torch.promote_types(like.dtype, torch.float32)

@@ -11,6 +11,7 @@ import os
 import torch
 from torch import Tensor
 
+from ..library import Problem
 from .plan import DTYPES, HEAD_DIMS, lacks_memory
 
 _INSTALLED = importlib.util.find_spec('triton') is not None
@@ -23,8 +24,14 @@ def _capability(index: int) -> int:
     return 10 * properties.major + properties.minor
 
 
-def why_not(q: Tensor) -> str | None:
-    """Why the kernels cannot take inputs like ``q`` (B, heads, N, d); None if they can."""
+KINDS = ('mala', 'rala', 'linear')
+"""What the kernels compute."""
+
+
+def why_not(problem: Problem | None, q: Tensor) -> str | None:
+    """Why the kernels cannot compute it for inputs like ``q``; see :mod:`..library`."""
+    if problem is not None and problem.kind not in KINDS:
+        return f'needs a kind among {KINDS}, got {problem.kind!r}'
     if not _INSTALLED:
         return 'needs the package triton, which is not installed'
     if q.device.type == 'cuda':

@@ -14,6 +14,12 @@ from . import kernels
 from .plan import Config, config, cut, padded, precision
 
 _INTERPRETED = os.environ.get('TRITON_INTERPRET') == '1'
+# What of the kernels each kind runs; a kind that is not here is no kind of theirs.
+_FLAGS = {
+    'mala': dict(MALA=True, WEIGHTED=False),
+    'rala': dict(MALA=False, WEIGHTED=True),
+    'linear': dict(MALA=False, WEIGHTED=False),
+}
 _COMBINE = {'BLOCK': 128, 'CHUNKS': 32, 'num_warps': 4}
 _tables: dict[tuple, Tensor] = {}
 _outgrown: list[Tensor] = []
@@ -101,6 +107,9 @@ class _Call:
 
     def run(self, name: str, plan: tuple[Config, int, int], tensors: dict, **arguments) -> None:
         chosen, chunks, tiles = plan
+        kernel = getattr(kernels, name)
+        if unknown := set(arguments) - set(kernel.arg_names):
+            raise TypeError(f'kernel {name} takes no {", ".join(sorted(unknown))}')
         codes = []
         for key, x in tensors.items():
             code, strides = (0, (1, 1, 1, 1)) if x is None else layout(x)
@@ -111,7 +120,6 @@ class _Call:
             arguments[key.upper()] = code
         adjacent = any(code // 8 % 4 == 1 for code in codes)
         unit = _unit(self.tokens, most=16 // self.q.element_size()) if adjacent else 1
-        kernel = getattr(kernels, name)
         everything = {
             'table': self.table,
             'table_rows': self.table.shape[1],
@@ -126,8 +134,7 @@ class _Call:
             'P': padded(self.head_dim),
             'BLOCK_N': chosen.block,
             'ROTARY': self.problem.rotary,
-            'MALA': self.problem.kind == 'mala',
-            'WEIGHTED': self.problem.kind == 'rala',
+            **_FLAGS[self.problem.kind],
             **dict.fromkeys(('QUERIES', 'KEYS', 'VALUES', 'GLOBAL'), False),
             'DOT': self.dot,
             **arguments,

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from mala_mm import ops
-from mala_mm.ops import reference
-from mala_mm.ops.fused import library
+from mala_mm.ops.fused import library, triton
+from mala_mm.ops.fused.dispatch import eager
 
 OPERATORS = [ops.mala_attention, ops.rala_attention, ops.linear_attention, ops.softmax_attention]
 
@@ -91,7 +91,7 @@ def test_packed_mixer_is_the_written_out_one(kind, memory_format, backend):
     lepe = torch.randn(batch, channels, height, width, generator=generator)
     q, k, v, gate = qkvo.double().split(channels, 1)
     q, k, v = (x.reshape(batch, heads, head_dim, height * width).transpose(2, 3) for x in (q, k, v))
-    y = getattr(reference, kind)(q, k, v, (height, width))
+    y = eager(kind, q, k, v, (height, width))
     y = y.transpose(2, 3).reshape(batch, channels, height, width)
     expected = (y + lepe) * gate
     out = ops.gated_attention(
@@ -230,13 +230,11 @@ def test_triton_says_why_not(tensor, message):
 
 def test_triton_names_width_and_type(monkeypatch):
     """As on a device: only width and type are left to refuse."""
-    from mala_mm.ops.fused import triton
-
     if not triton._INSTALLED:
         pytest.skip('triton is not installed: its own refusal comes first')
     monkeypatch.setattr(triton, '_INTERPRETED', True)
-    assert triton.why_not(torch.zeros(1, 1, 15, 64)) is None
-    assert triton.why_not(torch.zeros(1, 1, 15, 48)).endswith('(32, 64, 96, 128), got d = 48')
-    assert triton.why_not(torch.zeros(1, 1, 1, 64).double()).endswith('got torch.float64')
+    assert triton.why_not(None, torch.zeros(1, 1, 15, 64)) is None
+    assert triton.why_not(None, torch.zeros(1, 1, 15, 48)).endswith('(32, 64, 96, 128), got d = 48')
+    assert triton.why_not(None, torch.zeros(1, 1, 1, 64).double()).endswith('got torch.float64')
     monkeypatch.setattr(triton, '_INSTALLED', False)
-    assert 'not installed' in triton.why_not(torch.zeros(1, 1, 15, 64))
+    assert 'not installed' in triton.why_not(None, torch.zeros(1, 1, 15, 64))

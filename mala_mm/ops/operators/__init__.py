@@ -1,0 +1,7 @@
+"""The attention operators, one file each; every file here is imported and registers its own."""
+
+from importlib import import_module
+from pkgutil import iter_modules
+
+for _module in iter_modules(__path__):
+    import_module(f'{__name__}.{_module.name}')

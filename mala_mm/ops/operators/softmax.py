@@ -1,0 +1,83 @@
+"""Softmax attention, the yardstick of the linear operators."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..fused.dispatch import check_backend
+from ..registry import Operator, check_inputs, check_options, register_operator
+from ..rotary import rotate
+
+
+def softmax_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    size: tuple[int, int],
+    scale: float | None = None,
+    eps: float = 1e-6,
+    rotary: bool = True,
+    backend: str = 'auto',
+) -> Tensor:
+    r"""Softmax attention over all tokens, without holding the N x N matrix.
+
+    .. math:: y = \mathrm{softmax}(s\, (Rq)(Rk)^T)\, v
+
+    PyTorch's scaled dot-product attention computes it in tiles, with sums in float32.
+
+    Arguments, returned value and errors as in :func:`mala_attention`. ``scale`` (``s``) defaults to
+    ``d ** -0.5``; ``eps`` and ``backend`` stand in the signature so that all operators can be
+    exchanged.
+    """
+    check_backend(backend)
+    check_inputs(q, k, v, size)
+    return _attend(q, k, v, size, scale, rotary)
+
+
+def _attend(q, k, v, size, scale, rotary) -> Tensor:
+    q, k = rotate(q, size, rotary), rotate(k, size, rotary)
+    return F.scaled_dot_product_attention(q, k, v, scale=scale)
+
+
+@register_operator('softmax')
+class Softmax(Operator):
+    """Softmax attention, ``softmax(scale * (R q) (R k)^T) v``.
+
+    Args:
+        num_heads (int): Number of heads.
+        head_dim (int): Width ``d`` of a head.
+        scale (float, optional): Defaults to ``d ** -0.5``.
+        rotary (bool): Whether the rotary embedding turns q and k.
+    """
+
+    paper = 'Attention Is All You Need, eq. 1, https://arxiv.org/abs/1706.03762'
+
+    def __init__(
+        self,
+        num_heads: int,
+        head_dim: int,
+        *,
+        scale: float | None = None,
+        rotary: bool = True,
+    ) -> None:
+        super().__init__(num_heads, head_dim)
+        check_options(scale, rotary=rotary)
+        self.scale = scale
+        self.rotary = rotary
+
+    def equations(self, q: Tensor, k: Tensor, v: Tensor, size: tuple[int, int]) -> Tensor:
+        """``softmax(scale * (R q) (R k)^T) v``; rotation on the raw q and k."""
+        return _attend(q, k, v, size, self.scale, self.rotary)
+
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, size: tuple[int, int], x: Tensor | None = None
+    ) -> Tensor:
+        """Attend in the type of the inputs: PyTorch's kernels hold their sums in float32."""
+        self.check_heads(q)
+        return softmax_attention(q, k, v, size=size, scale=self.scale, rotary=self.rotary)
+
+    def macs(self, num_tokens: int) -> int:
+        """``2 N^2 d`` per head."""
+        return 2 * num_tokens**2 * self.head_dim * self.num_heads
