@@ -1,5 +1,7 @@
 """The public functions: what they refuse, which backend they choose, what the packed mixer is."""
 
+import functools
+
 import pytest
 import torch
 
@@ -155,6 +157,23 @@ def test_every_option_reaches_the_packed_mixer(name, options, backend):
     out = ops.gated_attention(qkvo, lepe, 2, kind=name, backend=backend, **options)
     # as above
     torch.testing.assert_close(out.double(), expected.mT.reshape(lepe.shape), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize('name, options', CASES)
+def test_every_option_reaches_the_layer(name, options):
+    """The registered operator: alone, as its equations, and between the convolutions."""
+    options = {key: x for key, x in options.items() if key in ops.OPERATORS[name].option_names()}
+    operator = ops.build_operator(name, 2, 8, **options)
+    generator = torch.Generator().manual_seed(0)
+    qkvo = torch.randn(1, 64, 3, 5, generator=generator)
+    q, k, v, gate = (x.reshape(1, 2, 8, 15).mT for x in qkvo.chunk(4, 1))
+    expected = explicit(name, q.double(), k.double(), v.double(), (3, 5), **options)
+    # as above
+    near = functools.partial(torch.testing.assert_close, rtol=1e-5, atol=1e-5)
+    near(operator(q, k, v, (3, 5)).double(), expected)
+    near(operator.equations(q, k, v, (3, 5)).double(), expected)
+    mixed = ((expected + 2 * v) * gate).mT.reshape(1, 16, 3, 5)
+    near(operator.gated(qkvo, lambda v: 2 * v).double(), mixed)
 
 
 @pytest.mark.parametrize('operator', OPERATORS[:3])
