@@ -182,6 +182,18 @@ def test_other_initialisers_come_first(folder):
     assert not model.stem[0].weight.any()
 
 
+def test_the_map_location_of_an_init_cfg_is_heeded(folder):
+    asked = []
+
+    def note(storage, location):
+        asked.append(location)
+        return storage
+
+    init_cfg = dict(type='Pretrained', checkpoint=str(folder / 'dense.pth'), map_location=note)
+    MAViT(CONFIG, init_cfg=init_cfg).init_weights()
+    assert set(asked) == {'cpu'}
+
+
 def test_missing_tensors_of_the_trunk_are_an_alarm(tmp_path, folder, log):
     weights = load_checkpoint(folder / 'dense.pth')
     del weights['layers.0.blocks.0.pos.bias']

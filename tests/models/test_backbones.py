@@ -78,6 +78,17 @@ def test_each_family_has_its_published_attention():
             assert {block.attn.attn_type for block in stage} == {attn_type}
 
 
+@pytest.mark.parametrize('num_stages', [1, 2, 3, 5])
+def test_a_pyramid_of_another_height_ends_in_two_stages_of_softmax(num_stages):
+    each = (8,) * num_stages
+    arch = dict(embed_dims=each, depths=(1,) * num_stages, num_heads=(1,) * num_stages)
+    model = MAViT(arch, out_indices=(num_stages - 1,)).eval()
+    softmax = min(2, num_stages)
+    assert model.attn_types == ('mala',) * (num_stages - softmax) + ('softmax',) * softmax
+    (out,) = model(torch.randn(1, 3, 64, 64))
+    assert out.shape[2:] == (16 >> (num_stages - 1),) * 2
+
+
 @pytest.mark.parametrize('cls', [MAViT, RAVLT])
 def test_attention_changes_the_output_but_not_the_parameters(cls):
     hybrid = randomise(small_backbone(cls)).eval()

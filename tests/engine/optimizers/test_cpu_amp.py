@@ -1,6 +1,8 @@
 """bfloat16 on a CPU."""
 
+import pytest
 import torch
+from mmengine.model import MMDistributedDataParallel
 from mmengine.registry import OPTIM_WRAPPERS
 from torch import nn
 
@@ -13,12 +15,13 @@ class Model(nn.Module):
     def __init__(self, detector):
         super().__init__()
         self.backbone = nn.Conv2d(3, 4, 1)
+        self.neck = nn.Conv2d(4, 4, 1)
         if detector:
             self.bbox_head = nn.Identity()
         self.head = nn.Linear(4, 2)
 
     def forward(self, x):
-        x = self.backbone(x)
+        x = self.neck(self.backbone(x))
         self.between = x.dtype
         x = self.head(x.mean((2, 3)))
         self.after = x.dtype
@@ -46,18 +49,33 @@ def test_whole_models_run_in_bfloat16():
     assert model.after == torch.float32  # autocast ended
 
 
-def test_heads_of_detectors_stay_in_float32():
+class Wrapper(MMDistributedDataParallel):
+    """A wrapper for distributed training, without a process group."""
+
+    def __init__(self, module):
+        nn.Module.__init__(self)
+        self.module = module
+
+    def forward(self, *args):
+        return self.module(*args)
+
+
+@pytest.mark.parametrize('wrap', [lambda model: model, Wrapper])
+def test_heads_of_detectors_stay_in_float32(wrap):
     model = Model(detector=True)
     inside = []
-    forward = model.backbone._conv_forward
 
-    def watched(*args):
-        out = forward(*args)
-        inside.append(out.dtype)
-        return out
+    def watch(part, forward):
+        def watched(*args):
+            out = forward(*args)
+            inside.append(out.dtype)
+            return out
 
-    model.backbone._conv_forward = watched
-    train_step(model)
-    assert inside == [torch.bfloat16]
+        part._conv_forward = watched
+
+    for part in (model.backbone, model.neck):
+        watch(part, part._conv_forward)
+    train_step(wrap(model))
+    assert inside == [torch.bfloat16, torch.bfloat16]
     assert model.between == model.after == torch.float32
     assert 'forward' not in vars(model.backbone)  # nothing is left behind

@@ -225,6 +225,28 @@ def test_magnitudes_stay_finite(kind, dtype):
             assert a[b.abs() < largest / 2].isfinite().all(), (name, factor_q, factor_k, shift)
 
 
+@pytest.mark.parametrize('order', [1, -1], ids=['growing', 'falling'])
+def test_weights_follow_the_largest_key_wherever_it_is(order):
+    """RALA: exponentials relative to any but the maximum over all tiles and programs overflow."""
+    q, k, v, grad = torch.randn(4, 1, 1, 300, 32, generator=torch.Generator().manual_seed(0))
+    # A logit grows by about 32 * 32 ** -0.5 = 6 per unit: neighbouring tiles are e^120 apart.
+    rank = torch.arange(300) // 32
+    k = k + 20.0 * (rank if order > 0 else 9 - rank)[:, None]
+    config = plan.config('reduce_keys', 32, torch.float32, True, 'interpreter', 90)
+    programs, tiles = plan.cut(config, 1, 300, 4)
+    assert programs > 1 and tiles > 1 and config.block == 32
+    ours = operator_results('rala', q, k, v, grad, (3, 100), 'triton')
+    exact = [x.double() for x in (q, k, v, grad)]
+    exact = operator_results('rala', *exact, (3, 100), 'reference')
+    # Where one key has all the weight, dq and the part of dk through the softmax are differences
+    # that vanish: they are compared with the size of dv.
+    allowed = {name: x.norm() for name, x in zip(('out', 'dq', 'dk', 'dv'), exact)}
+    allowed['dq'] = allowed['dk'] = torch.maximum(allowed['dk'], allowed['dv'])
+    for (name, size), a, b in zip(allowed.items(), ours, exact):
+        # A logit up to 1200, rounded by 6e-8 of it in each of some ten steps, is the exponent.
+        assert (a - b).norm() <= 1200 * 10 * 6e-8 * size, name
+
+
 def test_offsets_beyond_32_bits():
     """Tokens 2^28 elements apart and images 2^32: nearly all of it memory that is never touched."""
     no_reserve = 0x4000  # MAP_NORESERVE: address space alone

@@ -349,9 +349,10 @@ def test_without_compiled_code_there_are_tiles(variable, value, reason, monkeypa
 
 
 @pytest.mark.skipif(_REASON is not None, reason=f'the C code {_REASON}')
-def test_an_edited_source_is_compiled_anew(monkeypatch, tmp_path):
+def test_another_source_or_machine_is_compiled_for_anew(monkeypatch, tmp_path):
     source = tmp_path / 'kernels.c'
-    source.write_bytes(compiled._SOURCE.read_bytes())
+    code = compiled._SOURCE.read_bytes()
+    source.write_bytes(code)
     monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'cache'))
     monkeypatch.setattr(compiled, '_SOURCE', source)
     monkeypatch.setattr(compiled, '_library', compiled._library.__wrapped__)  # as a new process
@@ -359,6 +360,10 @@ def test_an_edited_source_is_compiled_anew(monkeypatch, tmp_path):
     assert compiled.why_not(q) is None
     source.write_text('#error edited')
     assert 'edited' in compiled.why_not(q)
+    source.write_bytes(code)
+    monkeypatch.setattr(compiled, '_processor', lambda: 'another that shares the home folder')
+    assert compiled.why_not(q) is None
+    assert len([*(tmp_path / 'cache').rglob('*.so')]) == 2
 
 
 def test_first_use_in_inference_mode_does_not_spoil_training():
