@@ -36,6 +36,7 @@ import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
+from benchmarks import accuracy
 from mala_mm import ops
 from mala_mm.ops import rotary
 from mala_mm.ops.fused import cpu, library, triton
@@ -139,16 +140,11 @@ def outcomes(function: Function, tensors: list[Tensor], dtype: torch.dtype) -> l
 
 
 def worst_error(function: Function, tensors: list[Tensor], exact: list, plain: list) -> float:
-    """The largest error of out, dq, dk or dv, in units of what is allowed.
-
-    Allowed is 1.5 times the error of the formula in the same type, and half a unit in the last
-    place, which is what rounding an exact result costs.
-    """
-    ratios = []
-    for a, b, c in zip(outcomes(function, tensors, tensors[0].dtype), plain, exact, strict=True):
-        error, lost = (((x - c).norm() / c.norm()).item() for x in (a, b))
-        half_unit = torch.finfo(tensors[0].dtype).eps / 2
-        ratios.append(error / max(1.5 * lost if lost == lost else 0, half_unit))
+    """The largest error of out, dq, dk or dv, in units of what the policy allows."""
+    dtype = tensors[0].dtype
+    ours = outcomes(function, tensors, dtype)
+    measured = [accuracy.measure(*x, dtype) for x in zip(ours, plain, exact, strict=True)]
+    ratios = [x.ratio for x in measured]
     return max(ratios) if all(r == r for r in ratios) else float('inf')
 
 

@@ -7,6 +7,7 @@ from mala_mm import ops
 from mala_mm.analysis import attention_macs, count_complexity
 from mala_mm.models import MAViT
 from mala_mm.ops import OPERATORS, Operator, build_operator, register_operator
+from mala_mm.ops.__main__ import operator_table
 from mala_mm.ops.fused import cpu, library, triton
 from mala_mm.ops.fused.cpu import compiled, tiles
 
@@ -27,7 +28,7 @@ def toy():
         def __init__(self, num_heads, head_dim, *, strength=1.0):
             super().__init__(num_heads, head_dim)
             self.strength = strength
-            self.weight = torch.nn.Parameter(torch.zeros(num_heads, 1, head_dim))
+            self.weight = torch.nn.Parameter(torch.zeros(num_heads, 1, 1))
 
         def equations(self, q, k, v, size, x):
             bypass = x.flatten(2).unflatten(1, (self.num_heads, -1)).transpose(2, 3)
@@ -59,6 +60,7 @@ def test_one_line_is_enough(toy):
     counted = count_complexity(model, (64, 64))
     stage1 = next(part for part in counted.parts if part.name == 'stage1')
     assert stage1.attention == 7 * 16 * 16
+    assert '| [`toy`](https://example.org/1 "None") | strength | no | 1 |' in operator_table()
     with pytest.raises(ValueError, match=r"'toy'.*got .'tow'"):
         MAViT(ARCH, attn_types=('tow',) * 4)
 
@@ -67,6 +69,10 @@ def test_one_line_is_enough(toy):
     program = torch.export.export(model, (image,))
     for a, b in zip(program.module()(image), model(image)):
         torch.testing.assert_close(a, b)
+
+
+def test_the_table_of_the_readme_is_that_of_the_registry(repo):
+    assert operator_table() in (repo / 'mala_mm/ops/README.md').read_text()
 
 
 def test_the_fused_family_is_closed(toy, monkeypatch):

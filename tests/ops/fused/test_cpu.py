@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch.profiler import profile
 
+from benchmarks import accuracy
 from mala_mm import ops
 from mala_mm.ops.fused import cpu, library
 from mala_mm.ops.fused.cpu import compiled, tiles
@@ -59,17 +60,10 @@ def formula(variant, size, q, k, v, grad, rotary=True):
     return [out.detach(), *torch.autograd.grad(out, (q, k, v), grad)]
 
 
-def error(x, exact):
-    return ((x.double() - exact).norm() / exact.norm()).item()
-
-
 def assert_as_accurate_as_the_formula(ours, plain, exact, dtype, names=NAMES):
-    for name, a, b, c in zip(names, ours, plain, exact, strict=True):
-        # 1.5 times what the formula loses in this type; in float16 it may overflow. Rounding an
-        # exact result costs half a unit in the last place, which is up to eps / 2 of the value.
-        lost = error(b, c) if b.isfinite().all() else 0
-        allowed = max(1.5 * lost, torch.finfo(dtype).eps / 2)
-        assert error(a, c) <= allowed, f'{name}: {error(a, c):.2e}, allowed {allowed:.2e}'
+    for name, *tensors in zip(names, ours, plain, exact, strict=True):
+        measured = accuracy.measure(*tensors, dtype)
+        assert measured.passed, f'{name}: {measured}'
 
 
 @pytest.mark.parametrize('rotary', [True, False])
