@@ -6,10 +6,8 @@ from benchmarks import accuracy
 
 
 def measure(ours, plain, dtype=torch.bfloat16):
-    exact = torch.tensor([3.0, 4.0], dtype=torch.float64)  # of norm 5
-    return accuracy.measure(
-        exact + torch.tensor([ours, 0]), exact + torch.tensor([plain, 0]), exact, dtype
-    )
+    exact, ours, plain = torch.tensor([[3, 4], [ours, 0], [plain, 0]], dtype=torch.float64)
+    return accuracy.measure(exact + ours, exact + plain, exact, dtype)  # exact has the norm 5
 
 
 def test_one_and_a_half_times_the_formula_is_allowed():
