@@ -4,102 +4,134 @@
     MALA_MM_TUNED=tuned.json python train.py ...
 
 Writes, per device, what differs from the defaults of ``mala_mm/ops/fused/triton/plan.py``. A pass
-is tuned over three sizes at once (the geometric mean of their times): no size decides alone.
+is tuned over three sizes at once (the geometric mean of its kernel's times, replayed in a graph):
+no size decides alone.
 Entries of other devices in an existing file are kept.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
 import json
 import math
 import os
 import statistics
 import time
-from dataclasses import asdict
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, replace
 from pathlib import Path
+from unittest import mock
 
 import torch
 
 from mala_mm.ops.fused import library
-from mala_mm.ops.fused.triton import plan
+from mala_mm.ops.fused.triton import launch, plan
 
 SIZES = ((200, 334), (128, 512), (50, 84))
 GRID = {'block': (16, 32, 64, 128), 'warps': (4, 8), 'stages': (1, 2, 3, 4), 'waves': (1, 2, 4)}
 FEW = {'block': (32, 64), 'warps': (4,), 'stages': (2,), 'waves': (2,)}
 
 
-def candidates(name: str, head_dim: int, dtype: torch.dtype, grid: dict) -> list[plan.Config]:
-    """The default and all of the grid."""
-    default = plan.default_config(name, head_dim, dtype)
+def candidates(default: plan.Config, grid: dict) -> list[plan.Config]:
+    """The default and all of the grid; what is fused stays as the default has it."""
     found = [default]
-    for block, warps, stages, waves in itertools.product(*grid.values()):
-        found.append(plan.Config(block, warps, stages, waves, max(default.least, block)))
+    for values in itertools.product(*grid.values()):
+        chosen = replace(default, **dict(zip(grid, values)))
+        found.append(replace(chosen, least=max(chosen.least, chosen.block)))
     return found
 
 
-def run_time(call, device: str) -> float:
-    """Median seconds of a call, nothing else running."""
-    call()
-    times = []
-    for _ in range(2 if device == 'cpu' else 20):
-        if device == 'cuda':
-            torch.cuda.synchronize()
+def run_time(runs: list[launch.Run], name: str, device: str) -> float:
+    """Median seconds of the launches of one kernel, all of the given passes in turn.
+
+    On a GPU a graph holds twenty rounds of them, so that the host takes no part.
+    """
+    todo = [(r, x) for r in runs for x in r.plan.launches if x.kernel.__name__ == name]
+
+    def rounds(number: int) -> None:
+        for _ in range(number):
+            for r, x in todo:
+                r.repeat(x)
+
+    if device == 'cpu':  # interpreted: what is kept of a launch is how to make it anew
         start = time.perf_counter()
-        call()
-        if device == 'cuda':
-            torch.cuda.synchronize()
-        times.append(time.perf_counter() - start)
+        for r, x in todo:
+            x.first(r.tensors, r.device)
+        return time.perf_counter() - start
+    rounds(1)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        rounds(20)
+    times = []
+    for _ in range(10):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        times.append(start.elapsed_time(end) / 20e3)
     return statistics.median(times)
 
 
-def calls(name: str, head_dim: int, dtype: torch.dtype, token_major: bool, sizes, device: str):
-    """Per size, a forward or backward with everything in place."""
-    from mala_mm.ops.fused.triton import launch
-
+def calls(
+    name: str,
+    head_dim: int,
+    dtype: torch.dtype,
+    token_major: bool,
+    size: tuple[int, int],
+    device: str,
+) -> Callable[[], None]:
+    """A forward or a backward that runs the pass, with everything in place."""
     kind = 'rala' if name == 'reduce_queries' else 'mala'
-    found = []
-    for height, width in sizes:
-        shape = (2, 1, height * width, head_dim)
-        tensors = [torch.randn(shape, device=device, dtype=dtype) for _ in range(8)]
-        if not token_major:
-            tensors = [x.mT.contiguous().mT for x in tensors]
-        q, k, v, grad, out, dq, dk, dv = tensors
-        states = torch.empty(
-            2, 1, library.state_rows(kind, head_dim), head_dim, device=device, dtype=torch.float32
-        )
-        problem = library.Problem(kind, 'published', height, width, head_dim**-0.5, 1e-6, True)
-        launch.forward(problem, q, k, v, out, states)
-        if name.startswith('backward'):
-            arguments = (problem, grad, q, k, v, states, dq, dk, dv)
-            found.append((launch.backward, arguments))
-        else:
-            found.append((launch.forward, (problem, q, k, v, out, states)))
-    return found
+    shape = (2, 1, size[0] * size[1], head_dim)
+    tensors = [torch.randn(shape, device=device, dtype=dtype) for _ in range(8)]
+    if not token_major:
+        tensors = [x.mT.contiguous().mT for x in tensors]
+    q, k, v, grad, out, dq, dk, dv = tensors
+    rows = library.state_rows(kind, head_dim)
+    states = torch.empty(2, 1, rows, head_dim, device=device, dtype=torch.float32)
+    problem = library.make_problem(kind, head_dim, size)
+    launch.forward(problem, (q, k, v), out, states)
+    if name.startswith('backward'):
+        return lambda: launch.backward(problem, grad, (q, k, v), states, (dq, dk, dv))
+    return lambda: launch.forward(problem, (q, k, v), out, states)
 
 
-def tune(name, head_dim, dtype, token_major, sizes, grid, device, end) -> dict:
-    """The fields in which the fastest configuration differs from the default."""
-    todo = calls(name, head_dim, dtype, token_major, sizes, device)
+@contextlib.contextmanager
+def configured(name: str, chosen: plan.Config) -> Iterator[None]:
+    """Inside, ``chosen`` is what the heuristics say of a pass."""
     original = plan.default_config
-    default = original(name, head_dim, dtype)
+
+    def default_config(other: str, *rest) -> plan.Config:
+        return chosen if other == name else original(other, *rest)
+
+    launch.forget_plans()
+    with mock.patch.object(plan, 'default_config', default_config):
+        yield
+    launch.forget_plans()
+
+
+def tune(name, head_dim, dtype, token_major, sizes, grid, device, capability, end) -> dict:
+    """The fields in which the fastest configuration differs from the default."""
+    todo = [calls(name, head_dim, dtype, token_major, size, device) for size in sizes]
+    default = plan.default_config(name, head_dim, dtype, capability)
     best, best_time = default, math.inf
-    for chosen in candidates(name, head_dim, dtype, grid):
+    for chosen in candidates(default, grid):
         if time.perf_counter() > end:
             break
-
-        def configured(other, *rest, chosen=chosen):
-            return chosen if other == name else original(other, *rest)
-
-        plan.default_config = configured
+        times = []
         try:
-            times = [run_time(lambda f=f, a=a: f(*a), device) for f, a in todo]
+            with configured(name, chosen):
+                for call in todo:
+                    with launch.recorded() as runs:
+                        call()
+                    times.append(run_time(runs, name, device))
         except Exception as error:  # too much shared memory, say: not a candidate here
             print(f'  {chosen}: {type(error).__name__}')
             continue
-        finally:
-            plan.default_config = original
         mean = math.exp(statistics.fmean(map(math.log, times)))
         if mean < 0.98 * best_time:  # what is within the noise does not replace the default
             best, best_time = chosen, mean
@@ -124,6 +156,10 @@ def main() -> None:
     device, name = (
         ('cpu', 'interpreter') if args.dry_run else ('cuda', torch.cuda.get_device_name())
     )
+    capability = 90
+    if not args.dry_run:
+        major, minor = torch.cuda.get_device_capability()
+        capability = 10 * major + minor
     sizes, grid = (((3, 5),), FEW) if args.dry_run else (SIZES, GRID)
     end = time.perf_counter() + 60 * args.minutes
     known = json.loads(args.out.read_text()) if args.out.exists() else {}
@@ -132,7 +168,7 @@ def main() -> None:
         args.dtype, args.head_dim, (True, False), args.passes
     ):
         kind = getattr(torch, dtype)
-        better = tune(one, head_dim, kind, token_major, sizes, grid, device, end)
+        better = tune(one, head_dim, kind, token_major, sizes, grid, device, capability, end)
         if better:
             mine[plan.key(one, head_dim, kind, token_major)] = better
         args.out.write_text(json.dumps(known, indent=1))

@@ -7,6 +7,7 @@ The family is closed: :data:`~mala_mm.ops.fused.library.KINDS` are the kinds tha
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import torch
@@ -86,6 +87,16 @@ def _transformed() -> bool:
     )
 
 
+_known_problem = functools.lru_cache(maxsize=1024)(make_problem)
+
+
+def _problem(kind, head_dim, size, *options) -> Problem:
+    """The problem of a call, made once for all calls of its kind."""
+    if torch.compiler.is_compiling():  # sizes may be symbols
+        return make_problem(kind, head_dim, size, *options)
+    return _known_problem(kind, head_dim, tuple(size), *options)
+
+
 def _reference(problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """The equations of the registered operator; sums are held in float32 at least."""
     dtype = q.dtype
@@ -133,11 +144,11 @@ def attention(
     """One of the family on queries, keys and values; arguments as in :func:`mala_attention`."""
     check_backend(backend)
     check_inputs(q, k, v, size)
-    problem = make_problem(kind, q.shape[-1], size, scale, eps, rotary, form)
+    problem = _problem(kind, q.shape[-1], size, scale, eps, rotary, form)
     backend = choose_backend(backend, q, problem)
     if backend == 'reference':
         return _reference(problem, q, k, v)
-    return torch.ops.mala_mm.attention(q, k, v, *size, *problem.spec, backend)[0]
+    return library.attention(q, k, v, *size, *problem.spec, backend)
 
 
 def gated_attention(
@@ -206,15 +217,19 @@ def gated_attention(
         )
     if num_heads < 1 or channels % num_heads:
         raise ValueError(f'num_heads must divide C = {channels}, got {num_heads}')
-    q, k, v, gate = (split_heads(x, num_heads) for x in qkvo.chunk(4, 1))
-    size = (height, width)
-    check_inputs(q, k, v, size)
-    problem = make_problem(kind, q.shape[-1], size, scale, eps, rotary, form)
+    head_dim, size = channels // num_heads, (height, width)
+    if not qkvo.dtype.is_floating_point:
+        raise TypeError(f'qkvo must be floating point, got {qkvo.dtype}')
+    if head_dim % 4:
+        raise ValueError(f'the head width d must be divisible by 4, got {head_dim}')
+    problem = _problem(kind, head_dim, size, scale, eps, rotary, form)
+    q = split_heads(qkvo[:, :channels], num_heads)
     backend = choose_backend(backend, q, problem)
     if backend == 'reference':
+        q, k, v, gate = (split_heads(x, num_heads) for x in qkvo.chunk(4, 1))
         y = (_reference(problem, q, k, v) + split_heads(lepe, num_heads)) * gate
         return merge_heads(y, size, token_major=qkvo.stride(1) == 1)
-    return torch.ops.mala_mm.gated_attention(qkvo, lepe, num_heads, *problem.spec, backend)[0]
+    return library.gated_attention(qkvo, lepe, num_heads, *problem.spec, backend)
 
 
 def _share_values(qkvo: Tensor) -> tuple[Tensor, Tensor]:

@@ -6,6 +6,9 @@ Two ops, each with its backward as an op of its own, carry every linear operator
 - ``mala_mm::gated_attention``: the packed projection ``qkvo`` (B, 4C, H, W) and the local-position
   map ``lepe`` (B, C, H, W) to ``(attention + lepe) * o``, with one packed gradient back.
 
+Compilers, exporters, tracers and dispatch modes see these ops. A plain call on plain tensors takes
+the short way, :class:`FusedAttention`, which spares the host the dispatcher's part.
+
 A backend is a module with three functions. It computes; what is allocated, in which layout, is
 decided here::
 
@@ -13,19 +16,20 @@ decided here::
         Why this backend cannot compute the problem (None: any of the family) on inputs like ``q``
         (B, heads, N, d): the requirement and the value received. None if it can. Must not look at
         B, heads, N or the size (they may be symbolic).
-    forward(problem, q, k, v, out, states, lepe=None, gate=None) -> None
-        Fills ``out`` (B, heads, N, d), dtype of q, and ``states`` (see ``state_rows``), float32.
-        With ``lepe`` and ``gate`` (both or neither) ``out = (attention + lepe) * gate``.
-    backward(problem, grad, q, k, v, states, dq, dk, dv,
-             lepe=None, gate=None, dlepe=None, dgate=None) -> None
-        Fills the gradients from that of ``out``. ``states`` are those of the forward, read only.
+    forward(problem, inputs, out, states) -> None
+        Fills ``out`` and ``states`` (B, heads, rows, d), see ``state_rows``, float32. ``inputs``
+        are those of the op, ``(q, k, v)`` or ``(qkvo, lepe)``.
+    backward(problem, grad, inputs, states, grads) -> None
+        Fills ``grads``, one per input, from that of ``out``. ``states`` are those of the forward,
+        read only.
 
-All tensors but ``states`` are (B, heads, N, d) views with arbitrary, mutually different strides;
-the memory of the outputs is not initialised.
+``views`` parts packed tensors. All of them may have arbitrary, mutually different strides; the
+memory of the outputs is not initialised. There is at least one token.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib
 from dataclasses import dataclass
 from types import ModuleType
@@ -149,9 +153,15 @@ def make_problem(
     return Problem(kind, form, *size, float(scale), float(eps), bool(rotary))
 
 
+@functools.cache
 def backend_module(name: str) -> ModuleType:
     """The module of a backend, imported when first needed."""
     return importlib.import_module(f'{__package__}.{name}')
+
+
+def views(packed: Tensor, local: Tensor, num_heads: int) -> tuple[Tensor, ...]:
+    """``q, k, v, o`` and ``lepe`` (B, heads, N, d) of a packed map and its local position."""
+    return tuple(split_heads(x, num_heads) for x in (*packed.chunk(4, 1), local))
 
 
 def empty_tokens(x: Tensor) -> Tensor:
@@ -216,62 +226,44 @@ def _allocate_gated_backward(grad, qkvo, lepe, *_):
     return empty_map(qkvo, qkvo.shape[1]), empty_map(lepe, lepe.shape[1])
 
 
+def _forward(inputs, outputs, height, width, kind, form, scale, eps, rotary, backend):
+    out, states = outputs
+    if out.numel() == 0:  # nothing to launch
+        states.zero_()
+        return outputs
+    problem = _problem(kind, form, height, width, scale, eps, rotary)
+    backend_module(backend).forward(problem, inputs, out, states)
+    return outputs
+
+
+def _backward(grad, inputs, states, grads, height, width, kind, form, scale, eps, rotary, backend):
+    if grad.numel():
+        problem = _problem(kind, form, height, width, scale, eps, rotary)
+        backend_module(backend).backward(problem, grad, inputs, states, grads)
+    return grads
+
+
 def _attention(q, k, v, *spec):
-    out, states = _allocate_attention(q, k, v, *spec)
-    *problem, backend = spec
-    backend_module(backend).forward(_problem(problem), q, k, v, out, states)
-    return out, states
+    return _forward((q, k, v), _allocate_attention(q, k, v, *spec), *spec)
 
 
 def _attention_backward(grad, q, k, v, states, *spec):
     grads = _allocate_attention_backward(grad, q, k, v)
-    *problem, backend = spec
-    backend_module(backend).backward(_problem(problem), grad, q, k, v, states, *grads)
-    return grads
+    return _backward(grad, (q, k, v), states, grads, *spec)
 
 
 def _gated_attention(qkvo, lepe, heads, *spec):
-    out, states = _allocate_gated(qkvo, lepe, heads, *spec)
-    *problem, backend = *qkvo.shape[2:], *spec
-    q, k, v, gate = (split_heads(x, heads) for x in qkvo.chunk(4, 1))
-    backend_module(backend).forward(
-        _problem(problem),
-        q,
-        k,
-        v,
-        split_heads(out, heads),
-        states,
-        split_heads(lepe, heads),
-        gate,
-    )
-    return out, states
+    outputs = _allocate_gated(qkvo, lepe, heads, *spec)
+    return _forward((qkvo, lepe), outputs, *qkvo.shape[2:], *spec)
 
 
 def _gated_attention_backward(grad, qkvo, lepe, states, heads, *spec):
-    packed, dlepe = _allocate_gated_backward(grad, qkvo, lepe)
-    *problem, backend = *qkvo.shape[2:], *spec
-    q, k, v, gate = (split_heads(x, heads) for x in qkvo.chunk(4, 1))
-    dq, dk, dv, dgate = (split_heads(x, heads) for x in packed.chunk(4, 1))
-    backend_module(backend).backward(
-        _problem(problem),
-        split_heads(grad, heads),
-        q,
-        k,
-        v,
-        states,
-        dq,
-        dk,
-        dv,
-        split_heads(lepe, heads),
-        gate,
-        split_heads(dlepe, heads),
-        dgate,
-    )
-    return packed, dlepe
+    grads = _allocate_gated_backward(grad, qkvo, lepe)
+    return _backward(grad, (qkvo, lepe), states, grads, *qkvo.shape[2:], *spec)
 
 
-def _problem(spec) -> Problem:
-    height, width, kind, form, scale, eps, rotary = spec
+@functools.lru_cache(maxsize=1024)
+def _problem(kind, form, height, width, scale, eps, rotary) -> Problem:
     return Problem(kind, form, height, width, scale, eps, rotary)
 
 
@@ -323,6 +315,61 @@ _register('mala_mm::attention', _differentiate, setup_context=_setup(3))
 _register('mala_mm::gated_attention', _differentiate_gated, setup_context=_setup(2))
 _register('mala_mm::attention_backward', _refuse_second_derivative)
 _register('mala_mm::gated_attention_backward', _refuse_second_derivative)
+
+
+# The short way. The same computations without the dispatcher, which takes longer than all of them.
+
+
+class FusedAttention(torch.autograd.Function):
+    """``attention`` or ``gated_attention``, by the number of tensors, without the states."""
+
+    @staticmethod
+    def forward(ctx, spec: tuple, *inputs: Tensor) -> Tensor:
+        compute = _attention if len(inputs) == 3 else _gated_attention
+        out, states = compute(*inputs, *spec)
+        ctx.save_for_backward(*inputs, states)
+        ctx.spec = spec
+        return out
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> tuple[Tensor | None, ...]:
+        gated = len(ctx.saved_tensors) == 3
+        if torch.is_grad_enabled():  # the ops refuse a second derivative where it is asked for
+            ops = torch.ops.mala_mm
+            compute = ops.gated_attention_backward if gated else ops.attention_backward
+        else:
+            compute = _gated_attention_backward if gated else _attention_backward
+        return None, *compute(grad, *ctx.saved_tensors, *ctx.spec)
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor, *spec) -> Tensor:
+    """The op ``mala_mm::attention`` less its states, by the shortest way that serves the caller."""
+    if not _is_plain_call(q, k, v):
+        return torch.ops.mala_mm.attention(q, k, v, *spec)[0]
+    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
+        return FusedAttention.apply(spec, q, k, v)
+    return _attention(q, k, v, *spec)[0]
+
+
+def gated_attention(qkvo: Tensor, lepe: Tensor, *spec) -> Tensor:
+    """The op ``mala_mm::gated_attention`` less its states, likewise."""
+    if not _is_plain_call(qkvo, lepe):
+        return torch.ops.mala_mm.gated_attention(qkvo, lepe, *spec)[0]
+    if torch.is_grad_enabled() and (qkvo.requires_grad or lepe.requires_grad):
+        return FusedAttention.apply(spec, qkvo, lepe)
+    return _gated_attention(qkvo, lepe, *spec)[0]
+
+
+def _is_plain_call(*tensors: Tensor) -> bool:
+    """Whether nobody watches who has to see an op: compiler, exporter, tracer, mode, transform."""
+    return not (
+        torch.compiler.is_compiling()
+        or torch._C._len_torch_dispatch_stack()
+        or torch._C._is_tracing()
+        or torch._C._functorch.peek_interpreter_stack() is not None
+        or torch.autograd.forward_ad._current_level >= 0
+        or any(type(x) is not Tensor and type(x) is not torch.nn.Parameter for x in tensors)
+    )
 
 
 class ShareValues(torch.autograd.Function):

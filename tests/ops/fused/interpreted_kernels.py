@@ -267,8 +267,8 @@ def test_offsets_beyond_32_bits():
         q, k, v, grad, out, dq, dk, dv = views
         problem = library.Problem('mala', 'published', 3, 5, 32**-0.5, 1e-6, True)
         states = torch.empty(2, 1, 34, 32)
-        launch.forward(problem, q, k, v, out, states)
-        launch.backward(problem, grad, q, k, v, states, dq, dk, dv)
+        launch.forward(problem, (q, k, v), out, states)
+        launch.backward(problem, grad, (q, k, v), states, (dq, dk, dv))
         plain = operator_results('mala', *(x.clone() for x in (q, k, v, grad)), (3, 5), 'reference')
         for name, a, b in zip(('out', 'dq', 'dk', 'dv'), (out, dq, dk, dv), plain):
             # both round to fp16, half a unit in the last place each

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ..library import Problem
+from ..library import Problem, split_heads, views
 
 __all__ = ['backward', 'forward', 'why_not']
 
@@ -22,14 +22,32 @@ def why_not(problem: Problem | None, q: Tensor) -> str | None:
     return None
 
 
-def forward(problem: Problem, q: Tensor, *tensors: Tensor) -> None:
+def forward(problem: Problem, inputs: tuple[Tensor, ...], out: Tensor, states: Tensor) -> None:
     """See :mod:`mala_mm.ops.fused.library`."""
-    _engine(q).forward(problem, q, *tensors)
+    if len(inputs) == 3:
+        _engine(inputs[0]).forward(problem, *inputs, out, states)
+        return
+    heads = states.shape[1]
+    q, k, v, gate, lepe = views(*inputs, heads)
+    _engine(q).forward(problem, q, k, v, split_heads(out, heads), states, lepe, gate)
 
 
-def backward(problem: Problem, grad: Tensor, q: Tensor, *tensors: Tensor) -> None:
+def backward(
+    problem: Problem,
+    grad: Tensor,
+    inputs: tuple[Tensor, ...],
+    states: Tensor,
+    grads: tuple[Tensor, ...],
+) -> None:
     """See :mod:`mala_mm.ops.fused.library`."""
-    _engine(q).backward(problem, grad, q, *tensors)
+    if len(inputs) == 3:
+        _engine(grad).backward(problem, grad, *inputs, states, *grads)
+        return
+    heads = states.shape[1]
+    q, k, v, gate, lepe = views(*inputs, heads)
+    dq, dk, dv, dgate, dlepe = views(*grads, heads)
+    grad = split_heads(grad, heads)
+    _engine(q).backward(problem, grad, q, k, v, states, dq, dk, dv, lepe, gate, dlepe, dgate)
 
 
 def _engine(q: Tensor):
