@@ -190,6 +190,20 @@ def test_weights_follow_the_largest_key_wherever_it_is(engine, where, monkeypatc
         assert (a - b).norm() <= 3000 * 10 * 6e-8 * allowed[name], (name, where)
 
 
+@pytest.mark.parametrize('engine', ENGINES)
+def test_small_features_keep_their_digits(engine):
+    """phi(-25) is 1e-11, of which ``elu(x) + 1`` in float32 leaves nothing."""
+    size, variant = (5, 7), ('linear', 'published')
+    q, k, v, grad = inputs((1, 2, 32), size)
+    for a, b in ((q - 25, k), (q, k - 25)):
+        exact = formula(variant, size, *(x.double() for x in (a, b, v, grad)))
+        ours = evaluate(engine, variant, size, a, b, v, grad)
+        for name, x, y in zip(NAMES, ours, exact, strict=True):
+            # elu(x) + 1 in float64 is off by 1.1e-16 itself, at x = -28 by 1e-4 of its value
+            # and by less where the large values are that the norms consist of
+            assert (x - y).norm() <= 1e-4 * y.norm(), name
+
+
 @pytest.mark.parametrize('dtype', [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize('engine', ENGINES)
 def test_stores_round_as_pytorch_does(engine, dtype):
