@@ -17,9 +17,11 @@ from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 
+from .paths import ROOT
 from .version import __version__
 
 PIP = 'python -m pip'
+TOOLS = f"{PIP} install 'mala_mm[tools]'"
 LINES = ('onedl', 'upstream')
 
 
@@ -55,6 +57,16 @@ PACKAGES = (
     Package('mmdet', ('onedl-mmdetection', 'mmdet'), ('mmcv', 'pycocotools')),
     Package('mmseg', ('onedl-mmsegmentation', 'mmsegmentation'), ('mmcv',)),
     Package('mmpretrain', ('onedl-mmpretrain', 'mmpretrain'), ('mmcv',), 'classification'),
+    *(
+        Package(module, (name,), serves='the tools')
+        for module, name in (
+            ('PIL', 'pillow'),
+            ('contourpy', 'contourpy'),
+            ('matplotlib', 'matplotlib'),
+            ('rich', 'rich'),
+            ('yaml', 'pyyaml'),
+        )
+    ),
 )
 
 
@@ -88,6 +100,21 @@ class Report:
             text += ['', f'{number}. {problem.text}', f'   {problem.remedy}']
         verdict = 'Training cannot work here.' if self.fatal else 'Training works here.'
         return '\n'.join([*text, '', verdict])
+
+
+def how_to_install(module: str) -> str | None:
+    """Name the command that installs a module which a command misses.
+
+    Args:
+        module (str): The module, or one inside of it.
+
+    Returns:
+        str | None: The command, or None for a module that none of our commands needs.
+    """
+    found = [package for package in PACKAGES if package.module == module.split('.')[0]]
+    if not found:
+        return None
+    return TOOLS if found[0].serves == 'the tools' else 'python -m mala_mm.doctor'
 
 
 def examine() -> Report:
@@ -151,7 +178,7 @@ def _try_package(package: Package, line: str, usable: set[str], report: Report) 
     elif error and 'torchvision::nms does not exist' in error:
         remedy = f'{PIP} install --no-deps {_torchvision_cpu()}'
     elif missing:
-        remedy = f'{PIP} install {_pinned(name)}'
+        remedy = f'{PIP} install {_pinned(name)}' if package.serves != 'the tools' else TOOLS
     else:
         # torch may lack a library that one of its dependencies brings.
         alone = '' if module == 'torch' else '--no-deps '
@@ -281,9 +308,7 @@ def _build_mmcv(line: str, variables: str = '') -> str:
 
 def _torchvision_cpu() -> Path:
     """The package that declares torchvision's operators, in the checkout or in the wheel."""
-    package = Path(__file__).resolve().parent
-    places = [folder / 'tools' / 'setup_env' for folder in (package / '.mim', package.parent)]
-    return next((p for p in places if p.is_dir()), places[-1]) / 'torchvision_cpu'
+    return ROOT / 'tools' / 'setup_env' / 'torchvision_cpu'
 
 
 def main() -> int:

@@ -5,6 +5,8 @@ import re
 import pytest
 import torch
 
+from mala_mm.models import ARCHS
+
 
 @pytest.fixture(scope='module')
 def blocks(repo):
@@ -37,7 +39,7 @@ def test_python_examples_run(blocks):
         names = dict(q=q, k=q, v=q, H=3, W=4)
         exec(block, names)  # noqa: S102
         if 'maps' in names:
-            assert [m.shape[1] for m in names['maps']] == [64, 128, 256, 512]
+            assert [m.shape[1] for m in names['maps']] == list(ARCHS['tiny']['embed_dims'])
         else:
             assert names['y'].shape == q.shape
 

@@ -1,81 +1,9 @@
 #!/usr/bin/env python
-"""Counts parameters and multiply-adds of a classifier, detector, segmentor or backbone.
+"""Counts parameters and multiply-adds: ``tools/get_flops.py CONFIG --shape PIXELS``."""
 
-python tools/get_flops.py configs/det/mavit/mask-rcnn_mavit-s_fpn_amp-1x_coco.py --shape 800 1280
-python tools/get_flops.py configs/_base_/backbones/mavit-s.py --shape 224
-python tools/get_flops.py CONFIG --shape 512 2048 --cfg-options \\
-    model.backbone.attn_types="[mala,mala,mala,mala]"
-"""
-
-import argparse
 import sys
-from collections.abc import Sequence
-from pathlib import Path
 
-from rich.console import Console
-from rich.table import Table
-
-from mala_mm.analysis import Complexity, build_on_meta, count_complexity
-from mala_mm.engine.cli import CfgOptions, run
-from mala_mm.engine.config import load_config
-
-NOTE = (
-    'One multiply-add counts once. "layers": convolutions and linear layers alone, as the papers '
-    'count. "total": with the attention operators of the config. "all linear": with linear '
-    'attention in every stage. Norms, activations, biases and resizing are not counted.'
-)
-
-
-def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument('config', help='config with a model, or a backbone fragment')
-    parser.add_argument(
-        '--shape',
-        type=int,
-        nargs='+',
-        required=True,
-        metavar='PIXELS',
-        help='height and width of the image, or one number for both',
-    )
-    parser.add_argument(
-        '--cfg-options',
-        nargs='+',
-        action=CfgOptions,
-        metavar='KEY=VALUE',
-        help='override entries of the config',
-    )
-    args = parser.parse_args(argv)
-    if len(args.shape) > 2:
-        parser.error(f'--shape takes a height and a width, or one number, got {args.shape}')
-    return args
-
-
-def show(complexity: Complexity, title: str) -> None:
-    table = Table()
-    table.add_column('part')
-    for column in ('params (M)', 'layers (G)', 'total (G)', 'all linear (G)'):
-        table.add_column(column, justify='right')
-    for part in (*complexity.parts, complexity.total):
-        if part.name == 'total':
-            table.add_section()
-        macs = (part.layers, part.macs, part.macs_linear)
-        table.add_row(part.name, f'{part.params / 1e6:.3f}', *(f'{x / 1e9:.2f}' for x in macs))
-    console = Console(highlight=False)
-    console.print(title, table, NOTE, sep='\n')
-
-
-def main(argv: Sequence[str] | None = None) -> None:
-    args = parse_args(argv)
-    cfg = load_config(args.config, args.cfg_options)
-    complexity = count_complexity(build_on_meta(cfg), (args.shape[0], args.shape[-1]))
-    height, width = complexity.shape
-    title = f'{Path(args.config).stem} at {height}x{width}'
-    if complexity.attn_types:
-        title += f', attention {", ".join(complexity.attn_types)}'
-    show(complexity, title)
-
+from mala_mm.engine import cli
 
 if __name__ == '__main__':
-    sys.exit(run(main))
+    sys.exit(cli.run('mala_mm.analysis.get_flops'))

@@ -1,92 +1,9 @@
 #!/usr/bin/env python
-"""Writes generated scenes in COCO, ADE20K and ImageNet layout.
+"""Writes generated scenes: ``tools/make_demo_data.py --out DIR [options]``."""
 
-python tools/make_demo_data.py --out data/demo --train 200 --val 40 --size 256
-python tools/make_demo_data.py --out data/easy --scene-options objects=1,3 overlap=0 crowd=0
-"""
-
-import argparse
-import dataclasses
 import sys
 
-from mala_mm.demo.scenes import SceneConfig
-from mala_mm.demo.writers import LAYOUTS, write_demo_data
 from mala_mm.engine import cli
-from mala_mm.errors import UserError
-
-
-def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        '--out', required=True, help='folder to make, with one sub-folder per layout'
-    )
-    parser.add_argument('--layout', nargs='+', choices=LAYOUTS, default=['coco', 'ade'])
-    parser.add_argument('--train', type=int, default=64, help='number of training images')
-    parser.add_argument('--val', type=int, default=16, help='number of validation images')
-    parser.add_argument(
-        '--size',
-        type=int,
-        nargs='+',
-        metavar='PIXELS',
-        help='side of every image, or the range of the sides (default: 224 384)',
-    )
-    parser.add_argument('--seed', type=int, default=0)
-    parser.add_argument('--overwrite', action='store_true', help='replace an earlier output')
-    parser.add_argument(
-        '--scene-options',
-        nargs='+',
-        default=[],
-        metavar='KEY=VALUE',
-        help='fields of mala_mm.demo.scenes.SceneConfig, such as objects=1,3 or '
-        'thing_classes=ball,car,star',
-    )
-    return parser.parse_args(argv)
-
-
-def scene_config(args: argparse.Namespace) -> SceneConfig:
-    """Reads ``--size`` and ``--scene-options``."""
-    defaults = SceneConfig()
-    known = {field.name: getattr(defaults, field.name) for field in dataclasses.fields(defaults)}
-    options = {}
-    if args.size:
-        if len(args.size) > 2:
-            raise UserError(f'--size takes one or two numbers, got {args.size}; try --size 256.')
-        options['sides'] = (args.size[0], args.size[-1])
-    for text in args.scene_options:
-        key, _, value = text.partition('=')
-        if key not in known:
-            raise UserError(f'Unknown scene option {text!r}; known are {", ".join(known)}.')
-        default = known[key]
-        try:
-            if isinstance(default, tuple):
-                options[key] = tuple(type(default[0])(part) for part in value.split(','))
-            else:
-                options[key] = type(default)(value)
-        except ValueError:
-            raise UserError(f'Scene option {text!r} should look like {key}={default}.') from None
-    return SceneConfig(**options)
-
-
-def main(argv: list[str] | None = None) -> None:
-    args = parse_args(argv)
-    out = write_demo_data(
-        args.out,
-        layouts=args.layout,
-        counts=dict(train=args.train, val=args.val),
-        config=scene_config(args),
-        seed=args.seed,
-        overwrite=args.overwrite,
-        progress=_progress if sys.stderr.isatty() else None,
-    )
-    for layout in args.layout:
-        print(f'{out / layout}: {args.train} training and {args.val} validation images')
-
-
-def _progress(done: int, total: int) -> None:
-    print(f'\r{done}/{total} images', end='\n' if done == total else '', file=sys.stderr)
-
 
 if __name__ == '__main__':
-    sys.exit(cli.run(main))
+    sys.exit(cli.run('mala_mm.demo.make_data'))

@@ -3,7 +3,7 @@
 
 import sys
 
-from mala_mm.engine import cli, test
+from mala_mm.engine import cli
 
 if __name__ == '__main__':
-    sys.exit(cli.run(test.main))
+    sys.exit(cli.run('mala_mm.engine.test'))

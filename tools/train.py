@@ -3,7 +3,7 @@
 
 import sys
 
-from mala_mm.engine import cli, train
+from mala_mm.engine import cli
 
 if __name__ == '__main__':
-    sys.exit(cli.run(train.main))
+    sys.exit(cli.run('mala_mm.engine.train'))

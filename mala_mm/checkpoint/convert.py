@@ -1,7 +1,15 @@
-"""Converting the published checkpoints into this package's form."""
+"""Converts a published MAViT or RAVLT checkpoint into this package's form.
+
+    python tools/convert_checkpoint.py SRC DST --family mavit --arch small
+    python tools/convert_checkpoint.py SRC DST --family ravlt --arch base --to classifier
+
+The weights cannot tell which attention they were trained with, so the family is always named. DST
+ending in .safetensors is written in that format. See docs/checkpoints.md.
+"""
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import os
 from collections import OrderedDict
@@ -14,15 +22,14 @@ import torch
 from torch import Tensor, nn
 
 from mala_mm.errors import UserError
-from mala_mm.models import RAVLT, MAViT
+from mala_mm.models import ARCHS, FAMILIES
 from mala_mm.models.heads import ProjectionNeck
+from mala_mm.ops import OPERATORS
 from mala_mm.version import __version__
 
 from . import names
 from .files import META_KEY, annotate, check_writable, load_checkpoint, save_checkpoint
 
-FAMILIES = dict(mavit=MAViT, ravlt=RAVLT)
-ARCHS = ('tiny', 'small', 'base', 'large')
 TARGETS = dict(
     backbone=(),
     classifier=('neck.', 'head.'),
@@ -234,7 +241,7 @@ def _template(family: str, arch: str, attn_types: tuple[str, ...] | None) -> nn.
 
 
 def _classifier_tail(family: str, arch: str, channels: int, classes: int) -> dict[str, Tensor]:
-    width = names.TAIL_WIDTHS[family][arch]
+    width = FAMILIES[family].tail_widths[arch]
     with torch.device('meta'):
         tail = nn.ModuleDict(
             dict(
@@ -247,19 +254,19 @@ def _classifier_tail(family: str, arch: str, channels: int, classes: int) -> dic
 
 def _check_arch(weights: OrderedDict, source: str, family: str, arch: str) -> None:
     dims, depths = names.measure(names.strip(weights, names.BACKBONE))
-    zoo = FAMILIES[family].arch_zoo
-    if (dims, depths) != (zoo[arch]['embed_dims'], zoo[arch]['depths']):
-        found = [n for n in ARCHS if (zoo[n]['embed_dims'], zoo[n]['depths']) == (dims, depths)]
+    sizes = {name: (a['embed_dims'], a['depths']) for name, a in ARCHS.items()}
+    if (dims, depths) != sizes[arch]:
+        found = [name for name, size in sizes.items() if size == (dims, depths)]
         raise UserError(
             f'{source} looks like {found[0] if found else "none of the published sizes"} '
             f'(embed_dims {dims}, depths {depths}), not like {arch}; correct the arch'
         )
     if 'neck.proj.weight' in weights:
         width = weights['neck.proj.weight'].shape[0]
-        if width != names.TAIL_WIDTHS[family][arch]:
+        if width != FAMILIES[family].tail_widths[arch]:
             raise UserError(
                 f'the classifier in {source} projects to {width} channels, that of {family} {arch} '
-                f'to {names.TAIL_WIDTHS[family][arch]}; correct the family'
+                f'to {FAMILIES[family].tail_widths[arch]}; correct the family'
             )
 
 
@@ -269,3 +276,47 @@ def _sha256(path: Path) -> str:
         while chunk := file.read(1 << 20):
             digest.update(chunk)
     return digest.hexdigest()
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Convert one file from the command line, and print what became of every tensor.
+
+    Args:
+        argv (Sequence[str], optional): Arguments; those of the process by default.
+
+    Raises:
+        UserError: If a file or an argument is wrong; nothing is written then.
+    """
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument('source', metavar='SRC', help='the published file')
+    parser.add_argument('destination', metavar='DST', help='the file to write')
+    parser.add_argument('--family', required=True, choices=FAMILIES)
+    parser.add_argument('--arch', required=True, choices=ARCHS)
+    parser.add_argument('--to', default='backbone', choices=TARGETS, help='default: %(default)s')
+    parser.add_argument(
+        '--attn-types',
+        nargs='+',
+        choices=OPERATORS,
+        help='operator of each stage, if it is not the published assignment of the family',
+    )
+    parser.add_argument(
+        '--weights',
+        dest='container',
+        choices=names.CONTAINERS,
+        help='the key of SRC to read; default: the first of these that is there',
+    )
+    parser.add_argument(
+        '--force', dest='overwrite', action='store_true', help='replace DST if it exists'
+    )
+    args = parser.parse_args(argv)
+    conversion = convert_file(**vars(args))
+    print(conversion)
+    record = conversion.meta[META_KEY]
+    print(
+        f'wrote {args.destination}: {record["family"]} {record["arch"]} {record["target"]}, '
+        f'attention {", ".join(record["attn_types"])}, from the weights '
+        f'{"" if record["container"] is None else "under " + record["container"] + " "}'
+        f'of {record["source"]} (sha256 {record["source_sha256"]})'
+    )

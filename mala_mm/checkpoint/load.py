@@ -16,6 +16,7 @@ from mmengine.model import BaseTTAModel, is_model_wrapper
 from torch import Tensor, nn
 
 from mala_mm.errors import UserError
+from mala_mm.models import ARCHS, FAMILIES
 
 from . import names
 from .files import load_checkpoint
@@ -173,11 +174,12 @@ def _outside_backbone(weights: Mapping[str, Tensor]) -> set[str]:
 def _check_family(weights: Mapping[str, Tensor], backbone: nn.Module, path: str) -> None:
     """Warn if a published classifier's tail is that of the other family."""
     family, attn_types = names.family_of(weights), getattr(backbone, 'attn_types', ())
-    if family is not None and names.OPERATORS[family] not in attn_types:
+    operator = None if family is None else FAMILIES[family].default_attn_types[0]
+    if operator is not None and operator not in attn_types:
         message = (
-            f'{path} is a {family} by its classifier and was trained with '
-            f'{names.OPERATORS[family]}, the model is a {type(backbone).__name__} with '
-            f'{", ".join(attn_types)}: set its type to match, unless this is meant.'
+            f'{path} is a {family} by its classifier and was trained with {operator}, the model is '
+            f'a {type(backbone).__name__} with {", ".join(attn_types)}: set its type to match, '
+            'unless this is meant.'
         )
         print_log(message, logger='current', level=logging.WARNING)
         warnings.warn(message, stacklevel=2)
@@ -208,20 +210,16 @@ def _check_arch(
     if dims[:shared] == model_dims[:shared] and depths[:shared] == model_depths[:shared]:
         return
     raise UserError(
-        f'{path} looks like {_arch_name(backbone, dims, depths)}, the model is '
-        f'{_arch_name(backbone, model_dims, model_depths)}; set arch to that of the file or give '
+        f'{path} looks like {_arch_name(dims, depths)}, the model is '
+        f'{_arch_name(model_dims, model_depths)}; set arch to that of the file or give '
         'the file for this arch'
     )
 
 
-def _arch_name(backbone: nn.Module, dims: tuple[int, ...], depths: tuple[int, ...]) -> str:
+def _arch_name(dims: tuple[int, ...], depths: tuple[int, ...]) -> str:
     description = f'embed_dims {dims}, depths {depths}'
-    for name, arch in getattr(backbone, 'arch_zoo', {}).items():
-        if (
-            len(name) > 1
-            and arch['embed_dims'][: len(dims)] == dims
-            and arch['depths'][: len(depths)] == depths
-        ):
+    for name, arch in ARCHS.items():
+        if arch['embed_dims'][: len(dims)] == dims and arch['depths'][: len(depths)] == depths:
             return f'{name} ({description})'
     return f'a custom arch ({description})'
 

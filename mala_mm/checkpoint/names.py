@@ -11,21 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from mala_mm.errors import UserError
+from mala_mm.models import FAMILIES
 
 CONTAINERS = ('state_dict', 'model', 'model_ema')
 """Under which keys a file may hold its weights, the first found wins."""
 
 BACKBONE = 'backbone.'
 """How detectors, segmentors and classifiers prefix the names of their backbone."""
-
-OPERATORS = dict(mavit='mala', ravlt='rala')
-"""The attention that each family was trained with in its first two stages."""
-
-TAIL_WIDTHS = {
-    'mavit': dict(tiny=2048, small=2048, base=2048, large=2560),
-    'ravlt': dict(tiny=1024, small=1024, base=1024, large=1024),
-}
-"""Width of the published classifiers' projection: the only trace of the family in their shapes."""
 
 _PARAM = r'(?:weight|bias)'
 _BATCH_NORM = rf'(?:{_PARAM}|running_mean|running_var|num_batches_tracked)'
@@ -242,7 +234,7 @@ def measure(weights: Mapping[str, Tensor]) -> tuple[tuple[int, ...], tuple[int, 
 
 
 def family_of(weights: Mapping[str, Tensor]) -> str | None:
-    """Tell the family by the width of a classifier's projection, if the weights have one."""
+    """Tell the family by the width of a classifier's projection, its only trace in the shapes."""
     width = weights['neck.proj.weight'].shape[0] if 'neck.proj.weight' in weights else None
-    found = (name for name, widths in TAIL_WIDTHS.items() if width in widths.values())
+    found = (name for name, cls in FAMILIES.items() if width in cls.tail_widths.values())
     return next(found, None)

@@ -18,8 +18,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import contourpy
 import cv2
 import numpy as np
+from pycocotools import mask as mask_utils
 
 from mala_mm.errors import UserError
 from mala_mm.files import remove_parts, replacing_folder
@@ -104,11 +106,9 @@ def write_demo_data(
 
 
 def rle(mask: np.ndarray) -> dict[str, Any]:
-    """COCO's uncompressed run lengths of a mask (H, W), column by column, zeros first."""
-    flat = mask.ravel(order='F').astype(np.int8)
-    changes = np.flatnonzero(np.diff(flat, prepend=0, append=2))
-    counts = np.diff(changes, prepend=0)
-    return dict(counts=[int(c) for c in counts], size=[int(s) for s in mask.shape])
+    """COCO's run lengths of a mask (H, W), as text that JSON can hold."""
+    code = mask_utils.encode(np.asfortranarray(mask, np.uint8))
+    return dict(size=code['size'], counts=code['counts'].decode())
 
 
 def polygon(cover: np.ndarray) -> list[float] | None:
@@ -119,8 +119,6 @@ def polygon(cover: np.ndarray) -> list[float] | None:
     Returns:
         None unless the outline is a single closed curve, without holes.
     """
-    import contourpy
-
     generator = contourpy.contour_generator(z=np.pad(cover, 1))
     lines = generator.lines(0.5)
     if len(lines) != 1:

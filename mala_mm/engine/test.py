@@ -11,7 +11,8 @@ from mmengine.evaluator import DumpResults
 
 from mala_mm.errors import UserError
 
-from . import cli
+from . import arguments
+from .cli import explain
 from .runner import Runner
 
 
@@ -24,7 +25,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     Raises:
         UserError: If the config, an option, the data or the checkpoint is wrong.
     """
-    parser = cli.common_parser(__doc__)
+    parser = arguments.run_parser(__doc__)
     parser.add_argument('checkpoint', help='checkpoint file')
     parser.add_argument(
         '--out',
@@ -33,8 +34,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument('--show-dir', metavar='DIR', help='folder for pictures of the predictions')
     parser.add_argument('--tta', action='store_true', help='test-time augmentation')
     args = parser.parse_args(argv)
-    cfg = cli.read_config(args)
-    cli.check_checkpoint(args.checkpoint)
+    cfg = arguments.read_config(args)
+    arguments.check_checkpoint(args.checkpoint)
     cfg.resume, cfg.load_from = False, args.checkpoint
     segmentation = cfg.get('default_scope') == 'mmseg'
     if args.show_dir:
@@ -43,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         save_label_maps(cfg, args.out)
     elif args.out and not args.out.endswith(('.pkl', '.pickle')):
         raise UserError(f'--out must end in .pkl, got {args.out}.')
-    cli.check_data(cfg, 'test')
+    arguments.check_data(cfg, 'test')
     if args.tta:
         augment(cfg)
     runner = Runner.from_cfg(cfg)
@@ -52,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     try:
         runner.test()
     except Exception as error:
-        if cli.explain(error) is not None:
+        if explain(error) is not None:
             runner.discard_outputs()
         raise
 

@@ -14,7 +14,7 @@ from mmengine.logging import print_log
 from mala_mm.checkpoint import load_checkpoint
 from mala_mm.errors import InvalidLossError, UserError
 
-from . import cli
+from . import arguments
 from .config import set_precision
 from .runner import Runner
 
@@ -28,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     Raises:
         UserError: If the config, an option, the data or a checkpoint is wrong.
     """
-    parser = cli.common_parser(__doc__)
+    parser = arguments.run_parser(__doc__)
     parser.add_argument(
         '--amp', action='store_true', help='mixed precision (float16 on a GPU, bfloat16 on a CPU)'
     )
@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         help='continue from this checkpoint, or from the latest one in the work dir',
     )
     args = parser.parse_args(argv)
-    cfg = cli.read_config(args)
+    cfg = arguments.read_config(args)
     set_precision(cfg, args.amp)
     if args.auto_scale_lr:
         _enable_auto_scale_lr(cfg)
@@ -56,8 +56,8 @@ def main(argv: Sequence[str] | None = None) -> None:
             print_log(f'Nothing to resume in {cfg.work_dir}: training starts anew.', 'current')
         else:
             cfg.resume, cfg.load_from = True, resume_from
-    cli.check_checkpoint(cfg.get('load_from'))
-    cli.check_data(cfg, 'train', 'val')
+    arguments.check_checkpoint(cfg.get('load_from'))
+    arguments.check_data(cfg, 'train', 'val')
     runner = Runner.from_cfg(cfg)
     try:
         runner.train()

@@ -1,6 +1,6 @@
 """Backbones, their layers and heads."""
 
-from .backbones import RAVLT, MAViT
+from .backbones import ARCHS, FAMILIES, RAVLT, MAViT
 from .heads import ProjectionNeck
 
-__all__ = ['MAViT', 'ProjectionNeck', 'RAVLT']
+__all__ = ['ARCHS', 'FAMILIES', 'MAViT', 'ProjectionNeck', 'RAVLT']

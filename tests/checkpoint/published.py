@@ -1,7 +1,7 @@
 """The published models, evaluated as their definition reads, straight from their own names.
 
-Nothing of mala_mm is used: the converter and the models are checked against this. Attention is the
-explicit N x N form, everything is float64.
+Nothing of mala_mm is used, the sizes are typed from the specification once more: the converter and
+the models are checked against this. Attention is the explicit N x N form, everything is float64.
 """
 
 import math

@@ -27,7 +27,7 @@ from mala_mm.engine.hooks import CheckpointGuard
 from mala_mm.errors import UserError
 from mala_mm.models import RAVLT, MAViT
 
-from .published import Arch, evaluate, random_weights
+from .published import ARCHS, Arch, evaluate, random_weights
 
 ARCH = Arch(dims=(8, 16, 16, 32), depths=(1, 2, 1, 1), heads=(1, 2, 2, 4))
 CONFIG = dict(embed_dims=ARCH.dims, depths=ARCH.depths, num_heads=ARCH.heads)
@@ -215,7 +215,7 @@ def test_files_that_do_not_fit_are_refused(tmp_path, folder):
         pretrained(tmp_path / 'other.pth')
     small = {
         f'layers.{i}.blocks.{j}.norm1.norm.weight': torch.ones(dim)
-        for i, (dim, depth) in enumerate(zip((64, 128, 320, 512), (3, 5, 9, 3), strict=True))
+        for i, (dim, depth, _) in enumerate(zip(*ARCHS['small'], strict=True))
         for j in range(depth)
     }
     torch.save(small, tmp_path / 'small.pth')

@@ -11,15 +11,10 @@ from pathlib import Path
 from mmengine.config import Config
 from mmengine.registry import DefaultScope
 
+from mala_mm.models import ARCHS, FAMILIES
+
 CONFIGS = Path(__file__).resolve().parents[2] / 'configs'
-ARCHS = {'t': 'tiny', 's': 'small', 'b': 'base', 'l': 'large'}
-CHANNELS = {
-    't': [64, 128, 256, 512],
-    's': [64, 128, 320, 512],
-    'b': [96, 192, 384, 512],
-    'l': [96, 192, 448, 640],
-}
-BACKBONES = {'mavit': 'MAViT', 'ravlt': 'RAVLT'}
+SIZES = {name[0]: name for name in ARCHS}  # as in the names of configs
 
 
 @dataclass(frozen=True)
@@ -111,7 +106,7 @@ def _load(file: str) -> Config:
 GRID = [
     Entry(recipe, family, size)
     for recipe in RECIPES.values()
-    for family in BACKBONES
+    for family in FAMILIES
     for size in recipe.sizes
 ]
 

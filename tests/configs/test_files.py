@@ -11,8 +11,9 @@ import yaml
 from mmengine.config import Config
 
 from mala_mm.engine.options import RUNNER_KEYS
+from mala_mm.models import ARCHS, FAMILIES
 
-from .recipe_grid import ARCHS, BACKBONES, CHANNELS, CONFIGS, GRID, RECIPES
+from .recipe_grid import CONFIGS, GRID, RECIPES, SIZES
 
 # Variables of our own base files that leaves take values from.
 OWN_VARIABLES = {'backbone', 'stage_channels', 'ms_crop_pipeline', 'schedule_3x'}
@@ -145,13 +146,15 @@ def test_sizes_and_families_differ_in_little(recipe):
         assert differing <= allowed, entry
 
 
-@pytest.mark.parametrize('family', BACKBONES)
-@pytest.mark.parametrize('size', ARCHS)
+@pytest.mark.parametrize('family', FAMILIES)
+@pytest.mark.parametrize('size', SIZES)
 def test_backbone_fragment(family, size):
     namespace = {}
     exec((CONFIGS / '_base_' / 'backbones' / f'{family}-{size}.py').read_text(), namespace)
-    assert namespace['backbone'] == dict(type=f'mala_mm.{BACKBONES[family]}', arch=ARCHS[size])
-    assert namespace['stage_channels'] == CHANNELS[size]
+    assert namespace['backbone'] == dict(
+        type=f'mala_mm.{FAMILIES[family].__name__}', arch=SIZES[size]
+    )
+    assert namespace['stage_channels'] == list(ARCHS[SIZES[size]]['embed_dims'])
 
 
 def test_parses_in_a_fresh_process(tmp_path):

@@ -11,18 +11,14 @@ from mmengine.registry import MODELS, PARAM_SCHEDULERS
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from mala_mm.models import RAVLT, MAViT
+from mala_mm.models import ARCHS, FAMILIES
 
-from .recipe_grid import CHANNELS, CONFIGS, GRID, RECIPES, scope_of, to_cpu
+from .recipe_grid import CONFIGS, GRID, RECIPES, SIZES, scope_of, to_cpu
 
 # Counted from the definition of the published classifiers, with 1000 classes.
 CLASSIFIER_PARAMS = {
     'mavit': dict(t=16_449_128, s=27_142_568, b=49_792_648, l=97_766_088),
     'ravlt': dict(t=14_897_768, s=25_591_208, b=48_241_288, l=95_242_440),
-}
-TAIL_WIDTHS = {
-    'mavit': dict(t=2048, s=2048, b=2048, l=2560),
-    'ravlt': dict.fromkeys('tsbl', 1024),
 }
 
 
@@ -59,8 +55,8 @@ def test_parameter_count(built):
 def test_backbone(built):
     entry, _, model = built
     backbone = model.backbone
-    assert type(backbone) is {'mavit': MAViT, 'ravlt': RAVLT}[entry.family]
-    assert list(backbone.embed_dims) == CHANNELS[entry.size]
+    assert type(backbone) is FAMILIES[entry.family]
+    assert backbone.embed_dims == ARCHS[SIZES[entry.size]]['embed_dims']
     linear = {'mavit': 'mala', 'ravlt': 'rala'}[entry.family]
     assert backbone.attn_types == (linear, linear, 'softmax', 'softmax')
     dense = entry.recipe.task != 'cls'
@@ -76,7 +72,7 @@ def test_channels_match(built):
     backbone = model.backbone
     channels = [backbone.embed_dims[i] for i in backbone.out_indices]
     if entry.recipe.task == 'cls':
-        width = TAIL_WIDTHS[entry.family][entry.size]
+        width = FAMILIES[entry.family].tail_widths[SIZES[entry.size]]
         assert (model.neck.proj.in_channels, model.neck.proj.out_channels) == (channels[-1], width)
         assert (model.head.fc.in_features, model.head.fc.out_features) == (width, 1000)
     elif 'upernet' in entry.recipe.name:
@@ -110,7 +106,7 @@ def test_heads(built):
     elif name.startswith('retinanet'):
         assert cfg.model.neck.add_extra_convs == 'on_input'
         assert len(model.neck.fpn_convs) == 5
-        assert model.neck.fpn_convs[3].conv.in_channels == CHANNELS[entry.size][3]
+        assert model.neck.fpn_convs[3].conv.in_channels == ARCHS[SIZES[entry.size]]['embed_dims'][3]
         strides = model.bbox_head.prior_generator.strides
         assert strides == [(s, s) for s in (8, 16, 32, 64, 128)]
     elif name.startswith('cascade'):

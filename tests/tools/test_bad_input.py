@@ -13,7 +13,7 @@ DRIVER = """
 import json, os, sys, traceback
 from pathlib import Path
 import mmdet.utils
-from mala_mm.engine import cli, test, train
+from mala_mm.engine import cli
 
 mmdet.utils.register_all_modules(init_default_scope=False)
 
@@ -21,7 +21,7 @@ def run(name, tool, *argv):
     for stream, end in ((1, 'out'), (2, 'err')):
         os.dup2(os.open(f'{name}.{end}', os.O_WRONLY | os.O_CREAT), stream)
     try:
-        return cli.run(dict(train=train, test=test)[tool].main, [*argv, '--work-dir', name])
+        return cli.run(f'mala_mm.engine.{tool}', [*argv, '--work-dir', name])
     except SystemExit as end:  # argparse
         return end.code
     except Exception:

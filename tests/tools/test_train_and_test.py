@@ -90,10 +90,11 @@ def test_segmentor(workplace, trained_segmentor):
 
 def test_classifier(workplace):
     code = f"""
-from mala_mm.engine import cli, test, train
+from mala_mm.engine import cli
 data = ['--data-root', {str(workplace.data / 'imagenet')!r}]
-assert cli.run(train.main, ['cls.py', '--work-dir', 'cls', '--auto-scale-lr', *data]) == 0
-assert cli.run(test.main, ['cls.py', 'cls/epoch_1.pth', '--work-dir', 'cls_test', '--tta',
+train, test = 'mala_mm.engine.train', 'mala_mm.engine.test'
+assert cli.run(train, ['cls.py', '--work-dir', 'cls', '--auto-scale-lr', *data]) == 0
+assert cli.run(test, ['cls.py', 'cls/epoch_1.pth', '--work-dir', 'cls_test', '--tta',
                            '--out', 'cls.pkl', *data]) == 0
 """
     done = workplace.run(sys.executable, '-c', code)

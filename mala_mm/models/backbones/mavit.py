@@ -21,3 +21,4 @@ class MAViT(AttentionPyramid):
     """
 
     default_attn_types = ('mala', 'mala', 'softmax', 'softmax')
+    tail_widths = dict(tiny=2048, small=2048, base=2048, large=2560)

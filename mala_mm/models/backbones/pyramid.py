@@ -17,12 +17,14 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from mala_mm.ops import OPERATORS
 
 from ..layers import Block, ConvStem, LayerNorm2d
+from .archs import ARCHS
 
 
 class AttentionPyramid(BaseModule):
     """A four-stage vision transformer, strides 4 to 32, with an attention operator per stage.
 
-    The base of :class:`MAViT` and :class:`RAVLT`, which only name their linear attention. The
+    The base of :class:`MAViT` and :class:`RAVLT`, which only name their linear attention, and the
+    widths of their classifiers' projection (``tail_widths``, by size). The
     published models are hybrids: linear attention in stages 1 and 2, where the maps are large,
     softmax attention in stages 3 and 4. Weights do not depend on that choice, so a checkpoint
     loads into the wrong one without an error. State dicts therefore note it, and loading one into
@@ -62,46 +64,7 @@ class AttentionPyramid(BaseModule):
         ValueError: If an argument names an unknown arch, operator or stage.
     """
 
-    arch_zoo = {
-        **dict.fromkeys(
-            ['t', 'tiny'],
-            dict(
-                embed_dims=(64, 128, 256, 512),
-                depths=(2, 2, 6, 2),
-                num_heads=(1, 2, 4, 8),
-                drop_path_rate=0.1,
-            ),
-        ),
-        **dict.fromkeys(
-            ['s', 'small'],
-            dict(
-                embed_dims=(64, 128, 320, 512),
-                depths=(3, 5, 9, 3),
-                num_heads=(1, 2, 5, 8),
-                drop_path_rate=0.15,
-            ),
-        ),
-        **dict.fromkeys(
-            ['b', 'base'],
-            dict(
-                embed_dims=(96, 192, 384, 512),
-                depths=(4, 6, 12, 6),
-                num_heads=(1, 2, 6, 8),
-                drop_path_rate=0.4,
-                layer_scale_init_values=(1.0, 1.0, 1e-6, 1e-6),
-            ),
-        ),
-        **dict.fromkeys(
-            ['l', 'large'],
-            dict(
-                embed_dims=(96, 192, 448, 640),
-                depths=(4, 7, 19, 8),
-                num_heads=(1, 2, 7, 10),
-                drop_path_rate=0.55,
-                layer_scale_init_values=(1e-6, 1e-6, 1e-6, 1e-6),
-            ),
-        ),
-    }
+    arch_zoo = {key: arch for name, arch in ARCHS.items() for key in (name[0], name)}
     default_attn_types = ('linear', 'linear', 'softmax', 'softmax')
 
     def __init__(

@@ -2,6 +2,7 @@
 
 from mala_mm.registry import register_backbone
 
+from .archs import ARCHS
 from .pyramid import AttentionPyramid
 
 
@@ -14,3 +15,4 @@ class RAVLT(AttentionPyramid):
     """
 
     default_attn_types = ('rala', 'rala', 'softmax', 'softmax')
+    tail_widths = dict.fromkeys(ARCHS, 1024)

@@ -21,8 +21,8 @@ class ProjectionNeck(BaseModule):
 
     Args:
         in_channels (int): Channels of the last stage.
-        out_channels (int): Width of the projection. The published models have 2048 (MAViT tiny,
-            small, base), 2560 (MAViT large) and 1024 (RAVLT).
+        out_channels (int): Width of the projection. Those of the published models are the
+            ``tail_widths`` of :class:`MAViT` and :class:`RAVLT`.
         norm_cfg (dict): Norm layer, ``dict(type='BN')`` or ``dict(type='SyncBN')``.
         init_cfg (dict | list[dict], optional): mmengine's initialisation config.
     """

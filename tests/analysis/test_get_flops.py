@@ -1,11 +1,10 @@
-"""tools/get_flops.py: what it prints, and how it refuses."""
+"""What the table of counts says, and how bad input is refused."""
 
-import importlib.util
 from pathlib import Path
 
 import pytest
 
-from mala_mm.engine.cli import run
+from mala_mm.engine import cli
 
 REPO = Path(__file__).resolve().parents[2]
 FRAGMENT = str(REPO / 'configs' / '_base_' / 'backbones' / 'mavit-t.py')
@@ -13,15 +12,12 @@ FRAGMENT = str(REPO / 'configs' / '_base_' / 'backbones' / 'mavit-t.py')
 
 @pytest.fixture
 def get_flops(capsys, monkeypatch):
-    """Runs the tool; returns its exit code and the lines of both its outputs."""
-    spec = importlib.util.spec_from_file_location('get_flops', REPO / 'tools' / 'get_flops.py')
-    tool = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(tool)
+    """Runs the command; returns its exit code and the lines of both its outputs."""
     monkeypatch.setenv('COLUMNS', '100')
 
     def call(*args: str) -> tuple[int, list[str], list[str]]:
         try:
-            code = run(tool.main, args)
+            code = cli.run('mala_mm.analysis.get_flops', args)
         except SystemExit as stop:  # argparse
             code = stop.code
         captured = capsys.readouterr()

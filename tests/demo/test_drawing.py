@@ -4,7 +4,7 @@ import cv2
 import numpy as np
 import pytest
 
-from mala_mm.analysis.pictures import CELL, draw_instances, draw_labels, plot_training, save_sheet
+from mala_mm.demo.drawing import CELL, draw_instances, draw_labels, plot_training, save_sheet
 
 CLASSES = dict(classes=('one', 'two'), palette=[(255, 0, 0), (0, 0, 255)])
 

@@ -1,22 +1,15 @@
 """The model zoo: generated files up to date, figures kept apart, counts true."""
 
-import importlib.util
 import shutil
 from pathlib import Path
 
 import pytest
 import yaml
 
+from mala_mm.analysis import model_zoo
+from mala_mm.errors import UserError
+
 FAMILIES = ('mavit', 'ravlt')
-
-
-@pytest.fixture(scope='module')
-def tool(repo):
-    """tools/model_zoo.py as a module."""
-    spec = importlib.util.spec_from_file_location('model_zoo', repo / 'tools' / 'model_zoo.py')
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture(scope='module')
@@ -30,18 +23,18 @@ def counts(repo):
 
 
 @pytest.fixture
-def copy(tool, repo, tmp_path, monkeypatch):
-    """A copy of what the tool reads and writes, on which it then works."""
+def copy(repo, tmp_path, monkeypatch):
+    """A copy of what the command reads and writes, on which it then works."""
     shutil.copytree(repo / 'configs', tmp_path / 'configs')
     (tmp_path / 'docs').mkdir()
     for name in ('docs/complexity.md', 'model-index.yml'):
         shutil.copy(repo / name, tmp_path / name)
-    monkeypatch.setattr(tool, 'ROOT', tmp_path)
+    monkeypatch.setattr(model_zoo, 'ROOT', tmp_path)
     return tmp_path
 
 
-def test_generated_files_are_up_to_date(tool):
-    assert tool.update(check=True, recount=False) == []
+def test_generated_files_are_up_to_date():
+    assert model_zoo.update(check=True, recount=False) == []
 
 
 @pytest.mark.parametrize(
@@ -49,19 +42,19 @@ def test_generated_files_are_up_to_date(tool):
     ['configs/det/README.md', 'configs/cls/ravlt/metafile.yml', 'docs/complexity.md']
     + ['model-index.yml'],
 )
-def test_a_changed_file_is_found_and_restored(tool, copy, path):
+def test_a_changed_file_is_found_and_restored(copy, path):
     good = (copy / path).read_text()
     bad = good.replace('ravlt', 'other', 2) if path == 'model-index.yml' else good.replace('3', '4')
     (copy / path).write_text(bad)
-    with pytest.raises(tool.UserError, match=f'{path} out of date'):
-        tool.main(['--check'])
+    with pytest.raises(UserError, match=f'{path} out of date'):
+        model_zoo.main(['--check'])
     assert (copy / path).read_text() == bad
-    tool.main([])
+    model_zoo.main([])
     assert path == 'docs/complexity.md' or (copy / path).read_text() == good
-    assert tool.update(check=True, recount=False) == []
+    assert model_zoo.update(check=True, recount=False) == []
 
 
-def test_measured_figures_have_columns_of_their_own(tool, copy):
+def test_measured_figures_have_columns_of_their_own(copy):
     table = copy / 'configs' / 'model_zoo.yml'
     name = 'mask-rcnn_mavit-t_fpn_amp-1x_coco'
     text = table.read_text()
@@ -69,7 +62,7 @@ def test_measured_figures_have_columns_of_their_own(tool, copy):
     table.write_text(
         text.replace('measured: {}', f'measured:\n  {name}:\n    metrics: {{box AP: 12.3}}')
     )
-    tool.main([])
+    model_zoo.main([])
     lines = (copy / 'configs/det/README.md').read_text().splitlines()
     (line,) = (line for line in lines if line.startswith(f'| [{name}]'))
     cells = [cell.strip() for cell in line.strip('|').split('|')]
@@ -81,33 +74,33 @@ def test_measured_figures_have_columns_of_their_own(tool, copy):
     assert 'mask AP' not in metrics
 
 
-def test_configs_and_table_must_be_the_same_set(tool, copy):
+def test_configs_and_table_must_be_the_same_set(copy):
     (copy / 'configs/det/mavit/new.py').touch()
-    with pytest.raises(tool.UserError, match=r"disagree about \['configs/det/mavit/new.py'\]"):
-        tool.main(['--check'])
+    with pytest.raises(UserError, match=r"disagree about \['configs/det/mavit/new.py'\]"):
+        model_zoo.main(['--check'])
 
 
-def test_measurements_must_name_a_config(tool, copy):
+def test_measurements_must_name_a_config(copy):
     table = copy / 'configs' / 'model_zoo.yml'
     table.write_text(table.read_text().replace('measured: {}', 'measured: {typo: {metrics: {}}}'))
-    with pytest.raises(tool.UserError, match=r"measurements of \['typo'\]"):
-        tool.main(['--check'])
+    with pytest.raises(UserError, match=r"measurements of \['typo'\]"):
+        model_zoo.main(['--check'])
 
 
-def test_a_file_without_markers_is_refused(tool, copy):
+def test_a_file_without_markers_is_refused(copy):
     (copy / 'configs/seg/README.md').write_text('no table here\n')
-    with pytest.raises(tool.UserError, match='configs/seg/README.md must hold the lines'):
-        tool.main([])
+    with pytest.raises(UserError, match='configs/seg/README.md must hold the lines'):
+        model_zoo.main([])
 
 
-def test_index_loads_with_the_field_s_own_reader(repo, tool, zoo, counts):
+def test_index_loads_with_the_field_s_own_reader(repo, zoo, counts):
     modelindex = pytest.importorskip('modelindex')
     index = modelindex.load(str(repo / 'model-index.yml'))
     index.check(silent=False)
     assert [c.name for c in index.collections] == ['MAViT', 'RAVLT']
     assert sorted(m.name for m in index.models) == sorted(counts)
     assert len(index.models) == 52
-    listed = {model.name: model for model in tool.list_models(zoo)}
+    listed = {model.name: model for model in model_zoo.list_models(zoo)}
     for model in index.models:
         assert model.config == listed[model.name].config
         assert (repo / model.config).is_file()
@@ -129,8 +122,8 @@ def test_mmengine_finds_the_index_of_an_editable_installation_too():
     assert get_installed_path(MODULE2PACKAGE['mala_mm']) == str(Path(mala_mm.__file__).parent)
 
 
-def test_counts_hit_the_printed_columns(tool, zoo, counts):
-    models = tool.list_models(zoo)
+def test_counts_hit_the_printed_columns(zoo, counts):
+    models = model_zoo.list_models(zoo)
     digits_hit = set()
     for model in models:
         row, printed = counts[model.name], model.reported
@@ -173,12 +166,12 @@ def test_classifiers_equal_independent_figures(counts, size, layers, attention):
     assert round((row['total'] - row['layers']) / 1e9, 2) == attention
 
 
-def check_count_and_schedule(tool, model, counts):
+def check_count_and_schedule(model, counts):
     """Count a model anew, and compare its config with what the table says about its training."""
     from mmengine.config import Config
 
-    assert tool.count(model) == counts[model.name], model.name
-    cfg = Config.fromfile(tool.ROOT / model.config)
+    assert model_zoo.count(model) == counts[model.name], model.name
+    cfg = Config.fromfile(model_zoo.ROOT / model.config)
     assert cfg.auto_scale_lr.base_batch_size == model.recipe['batch_size'], model.name
     if 'epochs' in model.recipe:
         assert cfg.train_cfg.max_epochs == model.recipe['epochs'], model.name
@@ -187,16 +180,16 @@ def check_count_and_schedule(tool, model, counts):
 
 
 @pytest.mark.parametrize('name', ['ravlt-t_8xb128_in1k', 'retinanet_mavit-l_fpn_amp-1x_coco'])
-def test_count_and_schedule_are_true(tool, zoo, counts, name):
-    (model,) = (model for model in tool.list_models(zoo) if model.name == name)
-    check_count_and_schedule(tool, model, counts)
+def test_count_and_schedule_are_true(zoo, counts, name):
+    (model,) = (model for model in model_zoo.list_models(zoo) if model.name == name)
+    check_count_and_schedule(model, counts)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize('recipe', range(7))
-def test_all_counts_and_schedules_are_true(tool, zoo, counts, recipe):
+def test_all_counts_and_schedules_are_true(zoo, counts, recipe):
     recipe = zoo['recipes'][recipe]
-    models = [model for model in tool.list_models(zoo) if model.recipe == recipe]
+    models = [model for model in model_zoo.list_models(zoo) if model.recipe == recipe]
     assert len(models) in (6, 8)
     for model in models:
-        check_count_and_schedule(tool, model, counts)
+        check_count_and_schedule(model, counts)

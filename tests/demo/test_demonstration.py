@@ -50,4 +50,4 @@ def test_demo_reaches_what_it_promises(repo, tmp_path):
     )
     assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
     for name in ('detections', 'scenes', 'training'):
-        assert (tmp_path / f'pictures/{name}.png').stat().st_size > 10_000
+        assert (tmp_path / f'images/{name}.png').stat().st_size > 10_000
