@@ -17,7 +17,7 @@ help:
 	@echo 'make env    set up the environment in $(VENV)'
 	@echo 'make demo   train, evaluate and show a detector and a segmentor on generated pictures'
 	@echo 'make test   run the tests (SLOW=1: those that take minutes too; ARGS=... for pytest)'
-	@echo 'make lint   check the style'
+	@echo 'make lint   check the style, and that imports run downwards'
 	@echo 'make clean  remove what builds and runs left behind, but no environment'
 	@echo 'LINE=onedl|upstream chooses the dependency line, VENV=path another environment.'
 
@@ -35,6 +35,7 @@ test: env
 lint: env
 	$(RUN) ruff check .
 	$(RUN) ruff format --check .
+	$(RUN) lint-imports --no-cache --no-logo
 
 clean:
 	rm -rf build dist *.egg-info tools/setup_env/torchvision_cpu/build demo_out

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 
+from . import registration_error
 from .paths import ROOT
 from .version import __version__
 
@@ -133,6 +134,8 @@ def examine() -> Report:
         _try_gpu(usable, report)
     if 'mmcv' in usable:
         _try_operators(line, report)
+    if {'mmengine', 'mmcv'} <= usable:
+        _try_models(report)
     return report
 
 
@@ -236,6 +239,16 @@ def _try_operators(line: str, report: Report) -> None:
             text = f'The compiled operators of mmcv do not work on {device} ({error}).'
             report.problems.append(Problem(text, remedy))
             return
+
+
+def _try_models(report: Report) -> None:
+    """Whether mmengine knows our models, and whether they load."""
+    error = registration_error and f'{type(registration_error).__name__}: {registration_error}'
+    error = error or _failure(importlib.import_module, 'mala_mm.models')
+    report.rows.append(('mala_mm models', __version__, 'broken' if error else 'ok'))
+    if error:
+        text = f'mmengine cannot build the models of mala_mm ({error}).'
+        report.problems.append(Problem(text, f'{PIP} install --force-reinstall --no-deps mala_mm'))
 
 
 def _run_nms(device: str) -> None:

@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from mmengine.logging import print_log
-from mmengine.model import BaseTTAModel, is_model_wrapper
+from mmengine.model import BaseTTAModel, is_model_wrapper, update_init_info
 from torch import Tensor, nn
 
 from mala_mm.errors import UserError
 from mala_mm.models import ARCHS, FAMILIES
+from mala_mm.registry import WEIGHT_INITIALIZERS
 
 from . import names
 from .files import load_checkpoint
@@ -75,6 +76,36 @@ def load_into(
     weights, report = match(model, checkpoint, path, prefix, other_heads)
     model.load_state_dict(weights, strict=False)
     return report
+
+
+@WEIGHT_INITIALIZERS.register_module()
+class Pretrained:
+    """mmengine's initialiser of this name, through :func:`load_into`.
+
+    Our backbones take it for ``init_cfg=dict(type='Pretrained', ...)``; any other module can name
+    it as ``type='mala_mm.Pretrained'``.
+
+    Args:
+        checkpoint (str): The file or URL.
+        prefix (str, optional): As in :func:`load_into`.
+        map_location (str): As in :func:`load_into`.
+    """
+
+    def __init__(
+        self, checkpoint: str, prefix: str | None = None, map_location: str = 'cpu'
+    ) -> None:
+        self.checkpoint = checkpoint
+        self.options = dict(prefix=prefix, map_location=map_location)
+
+    def __call__(self, module: nn.Module) -> None:
+        """Load the file into a module.
+
+        Raises:
+            UserError: If it does not fit.
+        """
+        load_into(module, self.checkpoint, **self.options)
+        if hasattr(module, '_params_init_info'):
+            update_init_info(module, init_info=f'Pretrained: load from {self.checkpoint}')
 
 
 def match(

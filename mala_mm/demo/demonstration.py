@@ -21,6 +21,8 @@ from pathlib import Path
 import mmcv
 import numpy as np
 from mmengine.config import Config
+from mmengine.structures import InstanceData
+from pycocotools.coco import COCO
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
@@ -124,8 +126,6 @@ def scalars_of(out: Path) -> Path:
 def draw_detections(checkpoint: Path, data: Path, path: Path) -> None:
     """Draw held-out images with their annotation above and the prediction below."""
     from mmdet.apis import inference_detector, init_detector
-    from mmengine.structures import InstanceData
-    from pycocotools.coco import COCO
 
     model = init_detector(str(ROOT / DET_CONFIG), str(checkpoint), device='cpu')
     classes = model.dataset_meta['classes']

@@ -9,6 +9,8 @@ from pathlib import Path
 import cv2
 import matplotlib
 import numpy as np
+import torch
+from mmengine.structures import InstanceData, PixelData
 
 matplotlib.use('Agg')
 import matplotlib.pyplot as plt  # noqa: E402, after the choice of a backend
@@ -66,9 +68,7 @@ def draw_instances(image: np.ndarray, instances, metainfo: dict) -> np.ndarray:
     Returns:
         ndarray: uint8 RGB, longer side :data:`CELL`.
     """
-    import torch
     from mmdet.visualization import DetLocalVisualizer
-    from mmengine.structures import InstanceData
 
     large = _enlarge(image)
     enlarged = InstanceData()
@@ -97,8 +97,6 @@ def draw_labels(image: np.ndarray, labels: np.ndarray, metainfo: dict) -> np.nda
     Returns:
         ndarray: uint8 RGB, longer side :data:`CELL`.
     """
-    import torch
-    from mmengine.structures import PixelData
     from mmseg.visualization import SegLocalVisualizer
 
     large = _enlarge(image)

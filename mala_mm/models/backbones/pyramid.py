@@ -10,11 +10,12 @@ from typing import Any
 import torch
 from mmcv.cnn import build_norm_layer
 from mmengine.logging import print_log
-from mmengine.model import BaseModule, ModuleList, PretrainedInit, Sequential, update_init_info
+from mmengine.model import BaseModule, ModuleList, PretrainedInit, Sequential
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from mala_mm.ops import OPERATORS
+from mala_mm.registry import WEIGHT_INITIALIZERS
 
 from ..layers import Block, ConvStem, LayerNorm2d
 from .archs import ARCHS
@@ -257,16 +258,7 @@ class AttentionPyramid(BaseModule):
         super().init_weights()
         self.init_cfg = init_cfg
         for cfg in pretrained if load_after else ():
-            from mala_mm.checkpoint import load_into
-
-            load_into(
-                self,
-                cfg['checkpoint'],
-                prefix=cfg.get('prefix'),
-                map_location=cfg.get('map_location', 'cpu'),
-            )
-            if hasattr(self, '_params_init_info'):
-                update_init_info(self, init_info=f'Pretrained: load from {cfg["checkpoint"]}')
+            WEIGHT_INITIALIZERS.build({**cfg, 'type': 'mala_mm.Pretrained'})(self)
 
     def _save_to_state_dict(self, destination: dict, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
