@@ -62,7 +62,7 @@ def explain(error: Exception) -> str | None:
     if isinstance(error, UserError):
         return message
     if isinstance(error, ModuleNotFoundError) and (command := how_to_install(error.name or '')):
-        return f'The module {error.name} is not installed; run {command}'
+        return f'The module {error.name.split(".")[0]} is not installed; run {command}'
     # From mmcv, at times with the traceback of a worker process before it.
     unreadable = re.findall('failed to load image: (.+)', message)
     if isinstance(error, AssertionError) and unreadable:
