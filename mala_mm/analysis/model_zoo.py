@@ -1,4 +1,4 @@
-"""Writes the model zoo from configs/model_zoo.yml: metafiles, model-index.yml, tables of the docs.
+"""Writes the model zoo from configs/model_zoo.yml: metafiles, tables of the docs, configs' headers.
 
 python tools/model_zoo.py          # after a change of configs/model_zoo.yml
 python tools/model_zoo.py --check  # say what is out of date, write nothing
@@ -8,7 +8,7 @@ python tools/model_zoo.py --count  # after a change of a model: count all of the
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -24,6 +24,11 @@ from .complexity import build_on_meta, count_complexity
 
 TABLE = 'configs/model_zoo.yml'
 COUNTS = 'configs/complexity.yml'
+EVALUATED_ON = {
+    'COCO': 'COCO val2017',
+    'ADE20K': 'ADE20K val, single scale',
+    'ImageNet-1K': 'ImageNet-1K val',
+}
 GENERATED = '# Written by tools/model_zoo.py; edit configs/model_zoo.yml instead.\n'
 
 
@@ -206,6 +211,42 @@ def _giga(macs: int) -> str:
     return f'{macs / 1e9:.2f}' if macs < 1e11 else f'{macs / 1e9:.1f}'
 
 
+def render_config(model: Model, zoo: dict) -> str:
+    """Render a config with the paper's figure and the command above and below its batch line.
+
+    Raises:
+        UserError: If the config does not say where its batch and learning rate are from.
+    """
+    lines = (ROOT / model.config).read_text().splitlines()
+    batch = f'# Total batch {model.recipe["batch_size"]} ('
+    batches = [line for line in lines if line.startswith(batch)]
+    if len(batches) != 1:
+        raise UserError(
+            f'{model.config} must have one line that begins with {batch!r} and says where its '
+            'batch and learning rate are from'
+        )
+    code = [line for line in lines if not line.startswith('#')]
+    paper = zoo['papers'][model.family]['mechanism']
+    table = model.recipe['tables'][model.family]
+    figures = _figures(model.reported, model.recipe['shown'])
+    measured = zoo['measured'].get(model.name, {}).get('metrics', {})
+    here = f'measured here: {_figures(measured, measured)}' if measured else 'not measured here'
+    figure = (
+        f'# {paper} paper, table {table}: {figures} on {EVALUATED_ON[model.recipe["dataset"]]}, '
+        f'{model.reported["params"]} M parameters, {model.reported["FLOPs"]} GFLOPs; {here}.'
+    )
+    command = f'# bash tools/dist_train.sh {model.config} 8'
+    if model.recipe['task'] != 'Image Classification':
+        backbone = 'model.backbone.init_cfg'
+        command += f' --cfg-options {backbone}.type=Pretrained {backbone}.checkpoint=CLASSIFIER'
+    return '\n'.join([figure, *batches, command, *code]) + '\n'
+
+
+def _figures(metrics: dict, names: Iterable[str]) -> str:
+    texts = (f'{name} {metrics[name]}' for name in names)
+    return ', '.join(re.sub('Top 1 Accuracy (.*)', r'top-1 \1 %', text) for text in texts)
+
+
 def insert(path: str, content: str) -> str:
     """Put generated content between the two markers of a file.
 
@@ -222,6 +263,8 @@ def insert(path: str, content: str) -> str:
 
 def generate(zoo: dict, models: list[Model], counts: dict) -> Iterator[tuple[str, str]]:
     """Yield each generated file's path and content."""
+    for model in models:
+        yield model.config, render_config(model, zoo)
     folders = sorted({model.folder for model in models})
     for folder in folders:
         members = [model for model in models if model.folder == folder]

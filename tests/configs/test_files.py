@@ -1,13 +1,11 @@
 """The files: which there are, how they name and introduce themselves, how they inherit."""
 
 import ast
-import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-import yaml
 from mmengine.config import Config
 
 from mala_mm.engine.options import RUNNER_KEYS
@@ -63,10 +61,12 @@ def depth(path):
     return 1 + max(heights, default=0)
 
 
-@pytest.fixture(scope='module')
-def zoo():
-    """The rows of the table that the model zoo is written from."""
-    return yaml.safe_load((CONFIGS / 'model_zoo.yml').read_text())['recipes']
+def foreign_bases(path):
+    """The files of other packages that a config inherits from, however far up."""
+    found = set()
+    for base in base_files(path):
+        found |= {base} if '::' in base else foreign_bases((path.parent / base).resolve())
+    return found
 
 
 def test_files_are_the_grid():
@@ -83,41 +83,14 @@ def test_files_are_the_grid():
 
 @pytest.mark.parametrize('entry', GRID, ids=str)
 def test_leaf(entry):
-    """A leaf names its figure, batch and command, and inherits the rest."""
+    """A leaf says where batch and learning rate are from, and inherits the rest."""
     path = CONFIGS / entry.file
-    figure, batch, command, *code = path.read_text().splitlines()
-    paper = {'mavit': 'MALA', 'ravlt': 'RALA'}[entry.family]
-    assert re.match(rf'# {paper} paper, table \d: .* M parameters, \d.* GFLOPs; ', figure)
-    assert figure.endswith('not measured here.')
+    _, batch, _, *code = path.read_text().splitlines()  # model_zoo.py writes the other two
     assert batch.startswith(f'# Total batch {entry.recipe.batch} (8 GPUs x ')
     assert f'{entry.lr:.0e}'.replace('e-0', 'e-') in batch
-    start = f'# bash tools/dist_train.sh configs/{entry.file} 8'
-    assert command.startswith(start)
-    assert ('init_cfg.checkpoint=' in command) == (entry.recipe.task != 'cls')
     assert len(code) <= 9
     assert not any(line.startswith('#') for line in code)
     assert depth(path) == 3
-
-
-@pytest.mark.parametrize('entry', GRID, ids=str)
-def test_header_agrees_with_the_model_zoo(entry, zoo):
-    name = entry.recipe.name.replace('{}', '{family}-{size}')
-    (row,) = (r for r in zoo if r['config'].endswith(f'/{name}.py'))
-    params, flops, *values = row['reported'][entry.family][entry.size]
-    metrics = dict(zip(row['metrics'], values))
-    figures = ', '.join(f'{metric} {metrics[metric]}' for metric in row['shown'])
-    figures = re.sub('Top 1 Accuracy (.*)', r'top-1 \1 %', figures)
-    header = (CONFIGS / entry.file).read_text().splitlines()[0]
-    assert f'table {row["tables"][entry.family]}: {figures} on ' in header
-    assert f', {params} M parameters, {flops} GFLOPs; ' in header
-
-
-def foreign_bases(path):
-    """The files of other packages that a config inherits from, however far up."""
-    found = set()
-    for base in base_files(path):
-        found |= {base} if '::' in base else foreign_bases((path.parent / base).resolve())
-    return found
 
 
 @pytest.mark.parametrize('recipe', RECIPES.values(), ids=lambda r: r.name.format('backbone'))
