@@ -15,7 +15,7 @@ RUN = OMP_NUM_THREADS=1 PATH="$(abspath $(VENV))/bin:$$PATH"
 
 help:
 	@echo 'make env    set up the environment in $(VENV)'
-	@echo 'make demo   train, evaluate and show a detector and a segmentor on generated pictures'
+	@echo 'make demo   train, evaluate and show a detector and a segmentor on generated images'
 	@echo 'make test   run the tests (SLOW=1: those that take minutes too; ARGS=... for pytest)'
 	@echo 'make lint   check the style, and that imports run downwards'
 	@echo 'make clean  remove what builds and runs left behind, but no environment'

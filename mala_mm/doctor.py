@@ -1,6 +1,6 @@
 """Examine the installation: ``python -m mala_mm.doctor``.
 
-Prints the versions found and what works, and for each problem the one command that mends it. The
+Prints the versions found and what works, and for each defect the one command that fixes it. The
 exit code is 1 if training could not work.
 """
 
@@ -58,47 +58,42 @@ PACKAGES = (
     Package('mmdet', ('onedl-mmdetection', 'mmdet'), ('mmcv', 'pycocotools')),
     Package('mmseg', ('onedl-mmsegmentation', 'mmsegmentation'), ('mmcv',)),
     Package('mmpretrain', ('onedl-mmpretrain', 'mmpretrain'), ('mmcv',), 'classification'),
-    *(
-        Package(module, (name,), serves='the tools')
-        for module, name in (
-            ('PIL', 'pillow'),
-            ('contourpy', 'contourpy'),
-            ('matplotlib', 'matplotlib'),
-            ('rich', 'rich'),
-            ('yaml', 'pyyaml'),
-        )
-    ),
+    Package('PIL', ('pillow',), serves='the tools'),
+    Package('contourpy', ('contourpy',), ('numpy',), 'the tools'),
+    Package('matplotlib', ('matplotlib',), ('numpy',), 'the tools'),
+    Package('rich', ('rich',), serves='the tools'),
+    Package('yaml', ('pyyaml',), serves='the tools'),
 )
 
 
 @dataclass(frozen=True)
-class Problem:
-    """What is wrong, the command that mends it, and whether training cannot work."""
+class Defect:
+    """What is wrong, the command that fixes it, and whether training cannot work."""
 
     text: str
-    remedy: str
+    fix: str
     fatal: bool = True
 
 
 @dataclass
 class Report:
-    """The table (name, version, state) and the problems, in the order in which to mend them."""
+    """The table (name, version, state) and the defects, in the order in which to fix them."""
 
     line: str | None = None
     rows: list[tuple[str, str, str]] = field(default_factory=list)
-    problems: list[Problem] = field(default_factory=list)
+    defects: list[Defect] = field(default_factory=list)
 
     @property
     def fatal(self) -> bool:
-        return any(problem.fatal for problem in self.problems)
+        return any(defect.fatal for defect in self.defects)
 
     def __str__(self) -> str:
         line = f'{self.line} line' if self.line else 'no OpenMMLab packages'
         name, version = (max(len(row[i]) for row in self.rows) for i in (0, 1))
         text = [f'mala_mm {__version__}, {line}', '']
         text += [f'{a:{name}}  {b:{version}}  {c}'.rstrip() for a, b, c in self.rows]
-        for number, problem in enumerate(self.problems, 1):
-            text += ['', f'{number}. {problem.text}', f'   {problem.remedy}']
+        for number, defect in enumerate(self.defects, 1):
+            text += ['', f'{number}. {defect.text}', f'   {defect.fix}']
         verdict = 'Training cannot work here.' if self.fatal else 'Training works here.'
         return '\n'.join([*text, '', verdict])
 
@@ -146,8 +141,8 @@ def _find_line(report: Report) -> str:
         for line in LINES
     }
     if all(installed.values()):
-        report.problems.append(
-            Problem(
+        report.defects.append(
+            Defect(
                 'The packages of both dependency lines are installed, and each has overwritten '
                 'files of the other. Remove them, then install one line.',
                 f'{PIP} uninstall -y {" ".join(installed["onedl"] + installed["upstream"])}',
@@ -177,19 +172,19 @@ def _try_package(package: Package, line: str, usable: set[str], report: Report) 
         return
     report.rows.append((module, _version(name), state))
     if module == 'mmcv':
-        remedy = _build_mmcv(line)
+        fix = _build_mmcv(line)
     elif error and 'torchvision::nms does not exist' in error:
-        remedy = f'{PIP} install --no-deps {_torchvision_cpu()}'
+        fix = f'{PIP} install --no-deps {_torchvision_cpu()}'
     elif missing:
-        remedy = f'{PIP} install {_pinned(name)}' if package.serves != 'the tools' else TOOLS
+        fix = f'{PIP} install {_pinned(name)}' if package.serves != 'the tools' else TOOLS
     else:
         # torch may lack a library that one of its dependencies brings.
         alone = '' if module == 'torch' else '--no-deps '
-        remedy = f'{PIP} install --force-reinstall {alone}{_pinned(name)}'
+        fix = f'{PIP} install --force-reinstall {alone}{_pinned(name)}'
     # mmengine imports torchvision where there is one, so a broken one is worse than none.
     fatal = not package.serves or (module == 'torchvision' and not missing)
     purpose = f'; it is needed for {package.serves}' if package.serves else ''
-    report.problems.append(Problem(f'{fault}{purpose}.', remedy, fatal))
+    report.defects.append(Defect(f'{fault}{purpose}.', fix, fatal))
 
 
 def _try_gpu(usable: set[str], report: Report) -> None:
@@ -199,18 +194,18 @@ def _try_gpu(usable: set[str], report: Report) -> None:
     if torch.cuda.is_available():
         error = _failure(lambda: torch.ones(8, 8, device='cuda').mm(torch.ones(8, 8).cuda()).cpu())
         state = error or torch.cuda.get_device_name()
-        remedy = 'nvidia-smi  # is the GPU in order, and is its driver new enough for this torch?'
+        fix = 'nvidia-smi  # is the GPU in order, and is its driver new enough for this torch?'
         if error:
-            report.problems.append(Problem(f'Computing on the GPU fails ({error}).', remedy))
+            report.defects.append(Defect(f'Computing on the GPU fails ({error}).', fix))
     elif Path('/dev/nvidia0').exists():
         state = 'a GPU that torch cannot use'
         if built_for:
             text = f'torch, built for CUDA {built_for}, cannot use the GPU of this machine.'
-            remedy = 'nvidia-smi  # install a torch built for the CUDA version that it shows'
+            fix = 'nvidia-smi  # install a torch built for the CUDA version that it shows'
         else:
             text = 'This machine has a GPU, but torch is a CPU build.'
-            remedy = f'{PIP} install --force-reinstall {_pinned("torch")} {_pinned("torchvision")}'
-        report.problems.append(Problem(text, remedy, fatal=False))
+            fix = f'{PIP} install --force-reinstall {_pinned("torch")} {_pinned("torchvision")}'
+        report.defects.append(Defect(text, fix, fatal=False))
     else:
         state = 'no GPU' if built_for else 'no GPU, torch is a CPU build'
     report.rows.append(('CUDA', built_for or '', state))
@@ -221,8 +216,8 @@ def _try_gpu(usable: set[str], report: Report) -> None:
         error = _failure(_run_kernel)
         state = 'ok' if error is None else 'broken'
         if error is not None:
-            remedy = f'{PIP} install --force-reinstall --no-deps {_pinned("triton", "torch")}'
-            report.problems.append(Problem(f'The Triton kernels do not run ({error}).', remedy))
+            fix = f'{PIP} install --force-reinstall --no-deps {_pinned("triton", "torch")}'
+            report.defects.append(Defect(f'The Triton kernels do not run ({error}).', fix))
     report.rows.append(('kernels', '', state))
 
 
@@ -235,9 +230,9 @@ def _try_operators(line: str, report: Report) -> None:
         state = 'ok' if error is None else 'broken'
         report.rows.append((f'mmcv ops on {device}', '', state))
         if error is not None:
-            remedy = _build_mmcv(line, 'FORCE_CUDA=1 ' if device == 'cuda' else '')
+            fix = _build_mmcv(line, 'FORCE_CUDA=1 ' if device == 'cuda' else '')
             text = f'The compiled operators of mmcv do not work on {device} ({error}).'
-            report.problems.append(Problem(text, remedy))
+            report.defects.append(Defect(text, fix))
             return
 
 
@@ -248,7 +243,7 @@ def _try_models(report: Report) -> None:
     report.rows.append(('mala_mm models', __version__, 'broken' if error else 'ok'))
     if error:
         text = f'mmengine cannot build the models of mala_mm ({error}).'
-        report.problems.append(Problem(text, f'{PIP} install --force-reinstall --no-deps mala_mm'))
+        report.defects.append(Defect(text, f'{PIP} install --force-reinstall --no-deps mala_mm'))
 
 
 def _run_nms(device: str) -> None:

@@ -41,7 +41,7 @@ def repo() -> Path:
 
 @pytest.fixture(scope='session')
 def real_data() -> Path:
-    """The folder with real pictures (``coco``, ``ade20k``), or a skip.
+    """The folder with real images (``coco``, ``ade20k``), or a skip.
 
     It is named by the environment variable ``MALA_MM_DATA`` and defaults to
     ``../shared/data`` beside the checkout.

@@ -55,11 +55,11 @@ def test_operators_that_do_not_work(monkeypatch):
     monkeypatch.setattr(doctor, '_run_nms', fail)
     report = doctor.Report()
     doctor._try_operators('onedl', report)
-    (problem,) = report.problems
+    (defect,) = report.defects
     assert report.fatal
-    assert "(No module named 'mmcv._ext')" in problem.text
+    assert "(No module named 'mmcv._ext')" in defect.text
     for part in ('MMCV_WITH_OPS=1', '--no-build-isolation', '--no-binary onedl-mmcv'):
-        assert part in problem.remedy
+        assert part in defect.fix
 
 
 def test_wrong_result_of_nms_is_a_problem(monkeypatch):
@@ -73,10 +73,10 @@ def test_both_lines_in_one_environment(monkeypatch):
     monkeypatch.setattr(doctor, '_version', lambda name: '1.0' if 'mm' in name else '')
     report = doctor.Report()
     assert doctor._find_line(report) == 'onedl'
-    (problem,) = report.problems
-    assert problem.fatal
+    (defect,) = report.defects
+    assert defect.fatal
     for name in ('onedl-mmcv', ' mmcv', 'onedl-mmdetection', ' mmdet'):
-        assert name in problem.remedy
+        assert name in defect.fix
 
 
 def test_what_is_not_needed_for_training_is_no_failure(monkeypatch):
@@ -84,10 +84,10 @@ def test_what_is_not_needed_for_training_is_no_failure(monkeypatch):
     for package in doctor.PACKAGES:
         report = doctor.Report()
         doctor._try_package(package, 'upstream', set(), report)
-        (problem,) = report.problems
+        (defect,) = report.defects
         assert report.fatal == (package.serves == '')
         extra = package.serves == 'the tools'
-        assert ('mala_mm[tools]' if extra else package.names[-1]) in problem.remedy
+        assert ('mala_mm[tools]' if extra else package.names[-1]) in defect.fix
 
 
 def test_kernels_that_do_not_run_on_the_gpu(monkeypatch):
@@ -99,7 +99,7 @@ def test_kernels_that_do_not_run_on_the_gpu(monkeypatch):
     )
     report = doctor.Report()
     doctor._try_gpu({'torch', 'triton'}, report)
-    assert [problem.text for problem in report.problems] == ['The Triton kernels do not run (x).']
+    assert [defect.text for defect in report.defects] == ['The Triton kernels do not run (x).']
     assert ('kernels', '', 'broken') in report.rows
 
 

@@ -304,7 +304,7 @@ def test_steps_run_once_until_something_changes(setup_env, monkeypatch, tmp_path
         env.python.touch()
 
     monkeypatch.setattr(setup_env, 'create', create)
-    for name in ('check_machine', 'install_torch', 'install_packages', 'mend_torchvision'):
+    for name in ('check_machine', 'install_torch', 'install_packages', 'fix_torchvision'):
         monkeypatch.setattr(setup_env, name, lambda env, name=name: ran.append(name))
     monkeypatch.setattr(setup_env.mmcv_wheel, 'provide', lambda env: ran.append('provide'))
 
@@ -352,14 +352,14 @@ def test_torchvision_is_mended_only_where_its_operators_are_missing(setup_env, e
     mismatch = done([], 1, '', 'RuntimeError: different CUDA major versions\n')
 
     answers[:] = [works]
-    setup_env.mend_torchvision(env)
+    setup_env.fix_torchvision(env)
     assert installs == []
     answers[:] = [missing, works]
-    setup_env.mend_torchvision(env)
+    setup_env.fix_torchvision(env)
     assert installs == ['installing torchvision-cpu-schemas']
     answers[:] = [mismatch]
     with pytest.raises(setup_env.SetupError, match='different CUDA major versions'):
-        setup_env.mend_torchvision(env)
+        setup_env.fix_torchvision(env)
     assert len(installs) == 1
 
 

@@ -80,7 +80,7 @@ def list_models(zoo: dict) -> list[Model]:
     found = {f'{folder}/{path.name}' for folder in folders for path in (ROOT / folder).glob('*.py')}
     if listed != found:
         raise UserError(
-            f'{TABLE} and the configs disagree about {sorted(listed ^ found)}; mend the table or '
+            f'{TABLE} and the configs disagree about {sorted(listed ^ found)}; fix the table or '
             'the names of the files'
         )
     if unknown := set(zoo['measured']) - {model.name for model in models}:

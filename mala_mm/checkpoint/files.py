@@ -101,7 +101,7 @@ def _check_type(checkpoint: object, path: str) -> dict:
 def _explain(path: str, error: Exception) -> UserError:
     message = str(error)
     if isinstance(error, PermissionError):
-        return UserError(f'checkpoint {path} cannot be read: permission denied; mend its mode')
+        return UserError(f'checkpoint {path} cannot be read: permission denied; fix its mode')
     found = re.search(r'GLOBAL (\S+(?:\(.*?\))?)|reduce for unrecognized function (.+)', message)
     if isinstance(error, UnpicklingError) and found:
         return UserError(

@@ -239,7 +239,7 @@ def _check_seg(dataset: _Dataset, limit: int | None) -> None:
         if missing:
             raise UserError(
                 f'{len(missing)} of {len(stems)} images of {dataset.ann_file} are not in '
-                f'{dataset.images}, the first is {missing[0]}; fetch them or mend the list.'
+                f'{dataset.images}, the first is {missing[0]}; fetch them or fix the list.'
             )
     else:
         paths = sorted(Path(dataset.images).rglob(f'*{image_suffix}'))
@@ -278,8 +278,8 @@ def _check_label_map(path: Path, count: int, dataset: _Dataset) -> None:
     from PIL import Image, UnidentifiedImageError
 
     try:
-        with Image.open(path) as picture:
-            labels = np.asarray(picture)
+        with Image.open(path) as file:
+            labels = np.asarray(file)
     except (UnidentifiedImageError, OSError) as error:
         raise UserError(f'The label map {path} cannot be read ({error}); write it again.') from None
     if labels.ndim != 2:

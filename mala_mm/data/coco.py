@@ -93,7 +93,7 @@ def _summarize(path: Path, mtime: int, size: int) -> CocoSummary:
     except (KeyError, TypeError):
         raise UserError(
             f'The annotation file {path} has categories without a name or images without a '
-            'file_name; run tools/check_dataset.py on it and mend the entries.'
+            'file_name; run tools/check_dataset.py on it and fix the entries.'
         ) from None
     return CocoSummary(categories, names)
 
@@ -126,7 +126,7 @@ def validate_coco(
     Returns:
         Findings of these kinds. Identity: ``duplicate-id``, ``unknown-image``,
         ``unknown-category``, ``missing-field``. Geometry: ``zero-area``, ``out-of-bounds``,
-        ``degenerate-polygon``, ``bad-rle``, ``crowd-without-rle``. Pictures: ``missing-image``,
+        ``degenerate-polygon``, ``bad-rle``, ``crowd-without-rle``. Files: ``missing-image``,
         ``unreadable-image``, ``wrong-size``.
 
     Raises:
@@ -151,7 +151,7 @@ def validate_coco(
                 findings.append(Finding('duplicate-id', where, 'is defined more than once'))
             table[entry['id']] = entry
     if image_dir is not None:
-        findings += _check_pictures(Path(image_dir), images.values())
+        findings += _check_images(Path(image_dir), images.values())
     seen = set()
     for number, ann in enumerate(content.get('annotations', [])):
         known = isinstance(ann, dict) and 'id' in ann
@@ -177,7 +177,7 @@ def validate_coco(
     return findings
 
 
-def _check_pictures(folder: Path, images: Iterable[dict]) -> list[Finding]:
+def _check_images(folder: Path, images: Iterable[dict]) -> list[Finding]:
     from PIL import Image, UnidentifiedImageError
 
     findings = []
@@ -189,8 +189,8 @@ def _check_pictures(folder: Path, images: Iterable[dict]) -> list[Finding]:
             findings.append(Finding('missing-image', where, f'{path} does not exist'))
             continue
         try:
-            with Image.open(path) as picture:
-                width, height = picture.size
+            with Image.open(path) as file:
+                width, height = file.size
         except (UnidentifiedImageError, OSError) as error:
             findings.append(Finding('unreadable-image', where, f'{path}: {error}'))
             continue

@@ -12,7 +12,7 @@ Colour = np.ndarray | tuple[float, float, float]
 
 
 class Canvas:
-    """A square picture with premultiplied alpha, painted part by part.
+    """A square image with premultiplied alpha, painted part by part.
 
     Args:
         size: side in pixels.

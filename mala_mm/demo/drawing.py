@@ -1,4 +1,4 @@
-"""Pictures of what a model learned: predictions beside the truth, and the curves of a training."""
+"""Images of what a model learned: predictions beside the truth, and the curves of a training."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mmengine.structures import InstanceData, PixelData
 matplotlib.use('Agg')
 import matplotlib.pyplot as plt  # noqa: E402, after the choice of a backend
 
-CELL = 384  # pixels of a picture's longer side in a sheet
+CELL = 384  # pixels of a image's longer side in a sheet
 GAP = 8
 
 
@@ -26,10 +26,10 @@ def _enlarge(image: np.ndarray) -> np.ndarray:
 
 
 def save_sheet(rows: Sequence[Sequence[np.ndarray]], labels: Sequence[str], path: Path) -> None:
-    """Save rows of pictures as one PNG, with a label at the left of each row.
+    """Save rows of images as one PNG, with a label at the left of each row.
 
     Args:
-        rows (Sequence[Sequence[ndarray]]): uint8 RGB pictures of shape (H, W, 3), rows of one
+        rows (Sequence[Sequence[ndarray]]): uint8 RGB images of shape (H, W, 3), rows of one
             length.
         labels (Sequence[str]): One label per row.
         path (Path): Where the PNG goes.

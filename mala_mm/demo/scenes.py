@@ -1,6 +1,6 @@
 """Generated scenes: objects of eight classes in front of landscapes and streets.
 
-:func:`make_scene` returns the picture with an instance annotation and a scene label map. Image
+:func:`make_scene` returns the image with an instance annotation and a scene label map. Image
 ``i`` of a split depends on ``(seed, split, i)`` alone: neither the number of images nor the order
 in which they are made changes it, and training and validation never share a random stream.
 
@@ -19,7 +19,7 @@ from mala_mm.errors import UserError
 
 from .canvas import trim
 from .classes import STUFF_CLASSES, THING_CLASSES
-from .shapes import KINDS, sprite
+from .shapes import SPRITES, sprite
 from .textures import Backdrop, backdrop
 
 SPLITS = ('train', 'val')
@@ -118,7 +118,7 @@ class Instance:
 
 @dataclass
 class Scene:
-    """A picture with its annotations.
+    """A image with its annotations.
 
     Attributes:
         image: RGB, (H, W, 3) uint8.
@@ -147,10 +147,10 @@ def make_scene(config: SceneConfig, seed: int, split: str, index: int) -> Scene:
 
 
 def make_portrait(config: SceneConfig, seed: int, split: str, index: int, name: str) -> np.ndarray:
-    """Draws a square picture of a single object, for classification.
+    """Draws a square image of a single object, for classification.
 
     Args:
-        config: size of the scene from which the picture is cut, and its clutter.
+        config: size of the scene from which the image is cut, and its clutter.
         seed, split, index: as for :func:`make_scene`, with random streams of their own.
         name: the class.
 
@@ -209,7 +209,7 @@ class _Painter:
         h, w = (min(side, self.short) for side in patch.shape[:2])
         patch = patch[:h, :w]
         x = int(rng.integers(0, self.width - w + 1))
-        y = int((self.height - h) * rng.uniform(0.0 if KINDS[name].floats else 0.7, 1.0))
+        y = int((self.height - h) * rng.uniform(0.0 if SPRITES[name].floats else 0.7, 1.0))
         self._shadow(name, patch, x, y)
         self._draw(name, *self._clip(patch, x, y), crowd=False)
         side = min(int(max(h, w) * rng.uniform(1.1, 1.5)), self.short)
@@ -255,7 +255,7 @@ class _Painter:
         """Draws an object where it hides nothing too much, or leaves it out."""
         config, rng = self.config, self.rng
         patch = self._crowd(name, size) if crowd else sprite(rng, name, size, self.light)
-        floats = not crowd and rng.random() < KINDS[name].floats
+        floats = not crowd and rng.random() < SPRITES[name].floats
         overlap = bool(rng.random() < config.overlap)
         cut = rng.random() < config.truncation
         least = max(0.6 * (patch[..., 3] >= 0.5).sum(), MIN_AREA)
@@ -286,7 +286,7 @@ class _Painter:
         base = self.back.horizon + (0.10 + 0.88 * near) * ground + (0.3 * h * near if cut else 0)
         row = int(np.clip(base, 0, self.height - 1))
         column = int(np.clip(x + w / 2, 0, self.width - 1))
-        if self.water[row, column] != (rng.random() < KINDS[name].water * self.water.any()):
+        if self.water[row, column] != (rng.random() < SPRITES[name].water * self.water.any()):
             return None
         return x, int(base) - h
 

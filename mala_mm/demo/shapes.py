@@ -47,8 +47,8 @@ def ball(canvas: Canvas, rng: Generator, light: np.ndarray) -> None:
         colour = mix(first, second, 0.5 + (nearest - 0.93) * sharp)
     diffuse = 0.78 * (x * light[0] + y * light[1]) + 0.62 * z
     shine = np.clip(diffuse, 0, 1) ** rng.choice([12, 40]) * rng.uniform(0.2, 0.7)
-    picture = colour * (0.35 + 0.75 * np.clip(diffuse, 0, 1))[..., None] + shine[..., None]
-    canvas.paint(edge(1 - np.sqrt(r2), canvas.size), np.clip(picture, 0, 1))
+    image = colour * (0.35 + 0.75 * np.clip(diffuse, 0, 1))[..., None] + shine[..., None]
+    canvas.paint(edge(1 - np.sqrt(r2), canvas.size), np.clip(image, 0, 1))
 
 
 def ring(canvas: Canvas, rng: Generator, light: np.ndarray) -> None:
@@ -74,8 +74,8 @@ def ring(canvas: Canvas, rng: Generator, light: np.ndarray) -> None:
         colour = mix(first * 0.6, first, 0.5 + groove)
     diffuse = 0.62 * up + slope
     shine = np.clip(diffuse, 0, 1) ** 20 * rng.uniform(0.1, 0.5)
-    picture = colour * (0.35 + 0.8 * np.clip(diffuse, 0, 1))[..., None] + shine[..., None]
-    canvas.paint(edge(tube - np.abs(r - radius), canvas.size), np.clip(picture, 0, 1))
+    image = colour * (0.35 + 0.8 * np.clip(diffuse, 0, 1))[..., None] + shine[..., None]
+    canvas.paint(edge(tube - np.abs(r - radius), canvas.size), np.clip(image, 0, 1))
 
 
 def star(canvas: Canvas, rng: Generator, light: np.ndarray) -> None:
@@ -426,7 +426,7 @@ def rock(canvas: Canvas, rng: Generator, light: np.ndarray) -> None:
 
 
 @dataclass(frozen=True)
-class Kind:
+class Sprite:
     """How objects of one class stand in a scene.
 
     Attributes:
@@ -446,16 +446,16 @@ class Kind:
     water: float = 0.0
 
 
-KINDS = {
-    'ball': Kind(ball, 180, (0.97, 1.03), floats=0.25, water=0.1),
-    'boat': Kind(boat, 9, (0.8, 1.05), water=0.95),
-    'box': Kind(box, 14, (0.85, 1.2)),
-    'car': Kind(car, 9, (0.9, 1.1)),
-    'house': Kind(house, 3, (0.85, 1.25)),
-    'ring': Kind(ring, 180, (0.62, 1.0), floats=0.3, water=0.25),
-    'star': Kind(star, 180, (0.8, 1.0), floats=0.5),
-    'tree': Kind(tree, 5, (0.8, 1.1)),
-    'rock': Kind(rock, 12, (0.9, 1.3)),
+SPRITES = {
+    'ball': Sprite(ball, 180, (0.97, 1.03), floats=0.25, water=0.1),
+    'boat': Sprite(boat, 9, (0.8, 1.05), water=0.95),
+    'box': Sprite(box, 14, (0.85, 1.2)),
+    'car': Sprite(car, 9, (0.9, 1.1)),
+    'house': Sprite(house, 3, (0.85, 1.25)),
+    'ring': Sprite(ring, 180, (0.62, 1.0), floats=0.3, water=0.25),
+    'star': Sprite(star, 180, (0.8, 1.0), floats=0.5),
+    'tree': Sprite(tree, 5, (0.8, 1.1)),
+    'rock': Sprite(rock, 12, (0.9, 1.3)),
 }
 
 
@@ -464,21 +464,21 @@ def sprite(rng: Generator, name: str, size: float, light: float) -> np.ndarray:
 
     Args:
         rng: source of randomness.
-        name: a key of ``KINDS``.
+        name: a key of ``SPRITES``.
         size: longer side in pixels, about.
         light: -1 when the light comes from the left, 1 from the right.
 
     Returns:
         Premultiplied float32 RGBA in [0, 1], cropped to the object.
     """
-    kind = KINDS[name]
-    flip = kind.flip and rng.random() < 0.5
-    angle = np.deg2rad(rng.uniform(-kind.turn, kind.turn))
-    ratio = rng.uniform(*kind.squash)
+    shape = SPRITES[name]
+    flip = shape.flip and rng.random() < 0.5
+    angle = np.deg2rad(rng.uniform(-shape.turn, shape.turn))
+    ratio = rng.uniform(*shape.squash)
     rotation = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]])
     mirror = np.array([-1.0 if flip else 1.0, 1.0])
     canvas = Canvas(max(24, int(2 * size)))
-    kind.paint(canvas, rng, np.float32(np.array([0.6 * light, -0.8]) @ rotation * mirror))
+    shape.paint(canvas, rng, np.float32(np.array([0.6 * light, -0.8]) @ rotation * mirror))
     matrix = rotation * mirror * [min(ratio, 1), 1 / max(ratio, 1)] * (size / canvas.size)
     extent = int(size * 1.45) + 4
     shift = extent / 2 - 0.5 - matrix @ np.full(2, canvas.size / 2 - 0.5)

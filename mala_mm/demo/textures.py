@@ -19,7 +19,7 @@ class Backdrop:
     """What stands behind the objects.
 
     Attributes:
-        image: RGB picture, (H, W, 3) float32.
+        image: RGB image, (H, W, 3) float32.
         labels: index in ``STUFF_CLASSES`` of each pixel, (H, W) uint8.
         horizon: row at which the ground begins.
     """
@@ -29,7 +29,7 @@ class Backdrop:
     horizon: float
 
     def add(self, name: str, texture: np.ndarray, alpha: np.ndarray) -> None:
-        """Lays ``texture`` of class ``name`` over the picture where ``alpha`` (H, W) says so."""
+        """Lays ``texture`` of class ``name`` over the image where ``alpha`` (H, W) says so."""
         self.image += (texture - self.image) * alpha[..., None]
         self.labels[alpha >= 0.5] = STUFF_CLASSES.index(name)
 
@@ -108,11 +108,11 @@ def sky(rng: Generator, shape: tuple[int, int], horizon: float) -> np.ndarray:
     lows = ((0.72, 0.86, 0.96), (0.85, 0.92, 0.96), (0.78, 0.79, 0.80), (0.98, 0.72, 0.50))
     kind = rng.choice(4, p=(0.4, 0.3, 0.15, 0.15))
     ramp = np.linspace(0, h / max(horizon, 1), h, dtype=np.float32)[:, None]
-    picture = mix(tops[kind], lows[kind], np.broadcast_to(ramp**1.2, shape))
+    image = mix(tops[kind], lows[kind], np.broadcast_to(ramp**1.2, shape))
     clouds = noise(rng, shape, h * rng.uniform(0.18, 0.35), octaves=5, stretch=2.2)
     cover = np.clip((clouds - rng.uniform(0.46, 0.58)) * rng.uniform(4, 9), 0, 1)
     lit = mix((0.80, 0.81, 0.85), (1.0, 0.99, 0.97), 1.6 * clouds - 0.2)
-    return picture + (lit - picture) * (0.85 * cover)[..., None]
+    return image + (lit - image) * (0.85 * cover)[..., None]
 
 
 def mountain(rng: Generator, shape: tuple[int, int], ridge: np.ndarray, foot: float) -> np.ndarray:
@@ -121,15 +121,15 @@ def mountain(rng: Generator, shape: tuple[int, int], ridge: np.ndarray, foot: fl
     slope = cv2.Sobel(rock, cv2.CV_32F, 1, 0) + 0.5 * cv2.Sobel(rock, cv2.CV_32F, 0, 1)
     relief = 0.5 + slope * (h / 80)
     base = np.float32(rng.choice([(0.34, 0.36, 0.42), (0.42, 0.36, 0.33), (0.30, 0.40, 0.36)]))
-    picture = mix(base * 0.65, base * 1.5, 0.55 * relief + 0.45 * rock)
+    image = mix(base * 0.65, base * 1.5, 0.55 * relief + 0.45 * rock)
     rows = np.arange(h, dtype=np.float32)[:, None]
     if rng.random() < 0.5:
         top = ridge.min()
         snowline = top + (foot - top) * rng.uniform(0.2, 0.5)
         snow = np.clip((snowline - rows) / 6 + 5 * (rock - 0.5), 0, 1)
-        picture = picture + (mix((0.72, 0.77, 0.86), (1, 1, 1), relief) - picture) * snow[..., None]
+        image = image + (mix((0.72, 0.77, 0.86), (1, 1, 1), relief) - image) * snow[..., None]
     haze = np.clip((rows - ridge.min()) / max(foot - ridge.min(), 1), 0, 1) * 0.45
-    return mix(picture, (0.75, 0.80, 0.86), np.broadcast_to(haze, shape))
+    return mix(image, (0.75, 0.80, 0.86), np.broadcast_to(haze, shape))
 
 
 def grass(rng: Generator, ground: Ground) -> np.ndarray:
@@ -138,13 +138,13 @@ def grass(rng: Generator, ground: Ground) -> np.ndarray:
     light = dark * 1.7 + np.float32((0.16, 0.14, 0.04)) * rng.uniform(0.2, 1.3)
     meadow = ground.sample(noise(rng, (128, 128), 32, octaves=3), 0.35, 0.3)
     blades = noise(rng, ground.shape, 7, octaves=2, stretch=0.3)
-    picture = mix(dark, light, 0.25 + 0.5 * meadow + 1.1 * (blades - 0.5) * (0.3 + ground.near))
+    image = mix(dark, light, 0.25 + 0.5 * meadow + 1.1 * (blades - 0.5) * (0.3 + ground.near))
     if rng.random() < 0.4:  # flowers
         blossom = rng.choice([(1, 1, 0.9), (1, 0.85, 0.2), (0.95, 0.5, 0.7)])
         spots = (rng.random(ground.shape, dtype=np.float32) > 0.996) & (meadow > 0.5)
         spots = cv2.GaussianBlur(spots.astype(np.float32), (3, 3), 0) * 3 * ground.near
-        picture = mix(picture, blossom, spots)
-    return picture
+        image = mix(image, blossom, spots)
+    return image
 
 
 def sand(rng: Generator, ground: Ground) -> np.ndarray:
@@ -187,7 +187,7 @@ def brick(rng: Generator, shape: tuple[int, int]) -> np.ndarray:
         rng.choice([(0.62, 0.30, 0.22), (0.70, 0.44, 0.30), (0.55, 0.50, 0.46), (0.66, 0.58, 0.46)])
     )
     wear = noise(rng, shape, 10, octaves=3)
-    picture = mix(base * 0.7, base * 1.25, 0.15 + 0.55 * tone + 0.5 * (wear - 0.3))
+    image = mix(base * 0.7, base * 1.25, 0.15 + 0.55 * tone + 0.5 * (wear - 0.3))
     fy, fx = rows - row, cols - col
     gap_y, gap_x = 1.2 / course, 1.2 / length
     edge_y = np.minimum(fy, 1 - fy) / gap_y
@@ -195,7 +195,7 @@ def brick(rng: Generator, shape: tuple[int, int]) -> np.ndarray:
     joint = np.clip(1.3 - np.minimum(edge_y, edge_x), 0, 1)
     mortar = np.float32((0.74, 0.72, 0.68)) * rng.uniform(0.75, 1.05)
     stain = noise(rng, shape, h * 0.4, octaves=3)
-    return mix(picture, mortar, joint) * (0.75 + 0.5 * stain)[..., None]
+    return mix(image, mortar, joint) * (0.75 + 0.5 * stain)[..., None]
 
 
 def _road(rng: Generator, back: Backdrop, ground: Ground) -> None:
@@ -206,13 +206,13 @@ def _road(rng: Generator, back: Backdrop, ground: Ground) -> None:
     across = ground.x - offset - bend * (far * 3) ** 2 * 0.5
     per_pixel = ground.depth / ground.shape[0]  # width of one pixel on the plane
     cover = np.clip((half - np.abs(across)) / per_pixel + 0.5, 0, 1) * (ground.near > 0)
-    picture = asphalt(rng, ground)
+    image = asphalt(rng, ground)
     line = np.clip((0.028 - np.abs(across)) / per_pixel + 0.5, 0, 1)
     dash = (np.sin(7 * ground.depth + rng.uniform(0, 6)) > -0.2).astype(np.float32)
     kerb = np.clip((0.02 - np.abs(np.abs(across) - half * 0.9)) / per_pixel + 0.5, 0, 1)
     paint = rng.choice([(0.92, 0.92, 0.9), (0.93, 0.80, 0.35)])
-    picture = mix(picture, paint, 0.85 * np.maximum(line * dash, kerb))
-    back.add('road', picture, cover.astype(np.float32))
+    image = mix(image, paint, 0.85 * np.maximum(line * dash, kerb))
+    back.add('road', image, cover.astype(np.float32))
 
 
 def _pond(rng: Generator, back: Backdrop, ground: Ground) -> None:

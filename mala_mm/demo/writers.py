@@ -226,7 +226,7 @@ class _AdeWriter:
 
 
 def _add_portrait(root: Path, config: SceneConfig, seed: int, split: str, index: int) -> None:
-    """Writes a picture of a single object; the classes take turns."""
+    """Writes a image of a single object; the classes take turns."""
     name = config.thing_classes[index % len(config.thing_classes)]
     path = root / split / name / f'{name}_{split}_{index + 1:08d}.jpg'
     path.parent.mkdir(parents=True, exist_ok=True)

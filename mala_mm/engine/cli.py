@@ -49,7 +49,7 @@ def run(command: str, argv: Sequence[str] | None = None) -> int:
 
 
 def explain(error: Exception) -> str | None:
-    """The sentence that tells a user what to mend, or None for a bug.
+    """The sentence that tells a user what to fix, or None for a bug.
 
     Besides :class:`UserError`, these are packages that are not installed, images that cannot be
     decoded, and mistakes in a config that show when mmengine builds a part from it: an unknown

@@ -73,7 +73,7 @@ def _import_scope(cfg: Config, path: Path) -> None:
     except ImportError as error:
         raise UserError(
             f'Config {path} needs {scope}, which cannot be imported ({error}); '
-            '`python -m mala_mm.doctor` says how to mend it.'
+            '`python -m mala_mm.doctor` says how to fix it.'
         ) from error
 
 

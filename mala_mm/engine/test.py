@@ -31,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         '--out',
         help='where to save predictions: a .pkl file, or for segmentation a folder of label maps',
     )
-    parser.add_argument('--show-dir', metavar='DIR', help='folder for pictures of the predictions')
+    parser.add_argument('--show-dir', metavar='DIR', help='folder for images of the predictions')
     parser.add_argument('--tta', action='store_true', help='test-time augmentation')
     args = parser.parse_args(argv)
     cfg = arguments.read_config(args)
@@ -63,7 +63,7 @@ def draw_predictions(cfg: Config, folder: str) -> None:
 
     Args:
         cfg (Config): Changed in place.
-        folder (str): Where the pictures go.
+        folder (str): Where the images go.
 
     Raises:
         UserError: If the config has no visualization hook.

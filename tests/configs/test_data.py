@@ -24,7 +24,7 @@ def random_image(height, width, seed=0):
 def write_folders(root, names):
     """One image per folder, of a grey that tells its place in the list."""
     for index, name in enumerate(names):
-        imwrite(np.full((40, 50, 3), index, np.uint8), str(root / name / 'picture.png'))
+        imwrite(np.full((40, 50, 3), index, np.uint8), str(root / name / 'image.png'))
 
 
 def test_multi_scale_training():
@@ -103,7 +103,7 @@ def test_imagenet_v2(tmp_path):
     dataset = imagenet_v2(tmp_path, names)
     assert len(dataset) == 12
     for item in map(dataset.__getitem__, range(12)):
-        # The grey of the picture is the number of its class.
+        # The grey of the image is the number of its class.
         assert item['inputs'].unique().tolist() == [int(item['data_samples'].gt_label)]
 
 

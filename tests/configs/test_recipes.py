@@ -269,7 +269,7 @@ def test_classification_schedule():
 
 
 def test_multi_scale_pipeline():
-    """Half the pictures are resized once, half are resized, cropped and resized again."""
+    """Half the images are resized once, half are resized, cropped and resized again."""
     cfg = first_of(RECIPES['mask-rcnn_{}_fpn_amp-ms-crop-3x_coco']).load()
     pipeline = cfg.train_dataloader.dataset.pipeline
     assert pipeline == cfg.train_pipeline

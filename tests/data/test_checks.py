@@ -189,7 +189,7 @@ def test_seg_label_values(ade, demo, tmp_path):
     assert path.name in sentence and f'the value {highest + 1}' in sentence
     Image.fromarray(np.stack([labels] * 3, -1)).save(path)
     assert '3 channels' in refusal(ade, 'mmseg', data_root=str(root))
-    path.write_bytes(b'no picture')
+    path.write_bytes(b'no image')
     assert 'cannot be read' in refusal(ade, 'mmseg', data_root=str(root))
     check_dataset({**ade, 'data_root': str(root)}, 'mmseg', limit=1)  # reads the first map alone
 

@@ -95,12 +95,12 @@ def test_duplicate_ids(tmp_path):
     ]
 
 
-def test_pictures(tmp_path):
+def test_images(tmp_path):
     folder = tmp_path / 'images'
     folder.mkdir()
     Image.new('RGB', (40, 30)).save(folder / 'a.png')
     Image.new('RGB', (30, 40)).save(folder / 'b.png')
-    (folder / 'c.png').write_bytes(b'no picture')
+    (folder / 'c.png').write_bytes(b'no image')
     images = [
         dict(id=i, file_name=f'{name}.png', width=40, height=30) for i, name in enumerate('abcd', 1)
     ]

@@ -5,7 +5,7 @@ import pytest
 
 from mala_mm.demo import SCENE_CLASSES, SCENE_PALETTE, STUFF_CLASSES, THING_CLASSES, THING_PALETTE
 from mala_mm.demo.scenes import MIN_AREA, SceneConfig, make_portrait, make_scene
-from mala_mm.demo.shapes import KINDS, sprite
+from mala_mm.demo.shapes import SPRITES, sprite
 from mala_mm.errors import UserError
 
 
@@ -20,7 +20,7 @@ def test_classes_have_one_colour_each():
     assert len(set(SCENE_PALETTE)) == len(SCENE_CLASSES) == len(SCENE_PALETTE)
     # The folder order of the ImageNet layout is alphabetical.
     assert list(THING_CLASSES) == sorted(THING_CLASSES)
-    assert set(KINDS) == {*THING_CLASSES, 'rock'}
+    assert set(SPRITES) == {*THING_CLASSES, 'rock'}
 
 
 def test_same_seed_same_scene():
@@ -36,8 +36,8 @@ def test_same_seed_same_scene():
 def test_seed_split_and_index_each_change_the_scene():
     config = SceneConfig(sides=(64, 64))
     keys = [(0, 'train', 0), (1, 'train', 0), (0, 'val', 0), (0, 'train', 1), (0, 'val', 1)]
-    pictures = {make_scene(config, *key).image.tobytes() for key in keys}
-    assert len(pictures) == len(keys)
+    images = {make_scene(config, *key).image.tobytes() for key in keys}
+    assert len(images) == len(keys)
 
 
 def test_labels_agree_with_masks_and_boxes(scenes):
@@ -138,7 +138,7 @@ def test_bad_split_or_index():
         make_scene(SceneConfig(), 0, 'val', -1)
 
 
-@pytest.mark.parametrize('name', KINDS)
+@pytest.mark.parametrize('name', SPRITES)
 @pytest.mark.parametrize('size', [6, 61])
 def test_sprites_fit_their_size(name, size):
     for seed in range(4):

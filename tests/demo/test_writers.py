@@ -48,26 +48,26 @@ def test_same_seed_same_bytes(tmp_path):
     assert one == digests(tmp_path / 'two')
     write_demo_data(tmp_path / 'three', layouts, dict(train=3, val=2), TINY, seed=6)
     three = digests(tmp_path / 'three')
-    pictures = [name for name in one if name.endswith('.jpg') and not name.startswith('imagenet')]
-    assert pictures and not any(one[name] == three[name] for name in pictures)
+    files = [name for name in one if name.endswith('.jpg') and not name.startswith('imagenet')]
+    assert files and not any(one[name] == three[name] for name in files)
 
 
 def test_count_does_not_change_an_image(tmp_path):
     for name, train in (('few', 2), ('many', 4)):
         write_demo_data(tmp_path / name, ('coco', 'ade'), dict(train=train, val=2), TINY)
     few, many = digests(tmp_path / 'few'), digests(tmp_path / 'many')
-    pictures = [name for name in few if name.endswith(('.jpg', '.png'))]
-    assert len(pictures) == 3 * (2 + 2)  # two jpegs and a label map for each image
-    assert all(few[name] == many[name] for name in pictures)
+    files = [name for name in few if name.endswith(('.jpg', '.png'))]
+    assert len(files) == 3 * (2 + 2)  # two jpegs and a label map for each image
+    assert all(few[name] == many[name] for name in files)
     val = 'coco/annotations/instances_val2017.json'
     assert few[val] == many[val]
 
 
-def test_splits_share_no_picture(demo):
+def test_splits_share_no_image(demo):
     for layout in ('coco', 'imagenet'):
-        pictures = [p for p in (demo.root / layout).rglob('*.jpg')]
-        assert len(pictures) == sum(demo.counts.values())
-        assert len({p.read_bytes() for p in pictures}) == len(pictures)
+        files = [p for p in (demo.root / layout).rglob('*.jpg')]
+        assert len(files) == sum(demo.counts.values())
+        assert len({p.read_bytes() for p in files}) == len(files)
 
 
 def same_but_border(decoded, mask):
@@ -85,10 +85,10 @@ def test_coco_annotations_are_the_scenes(demo, split):
         images += 1
         height, width = scene.labels.shape
         assert (image['height'], image['width']) == (height, width)
-        picture = cv2.imread(str(demo.root / f'coco/{split}2017' / image['file_name']))
-        assert picture.shape == (height, width, 3)
-        rgb += np.abs(picture[..., ::-1].astype(int) - scene.image).mean()
-        bgr += np.abs(picture.astype(int) - scene.image).mean()
+        read = cv2.imread(str(demo.root / f'coco/{split}2017' / image['file_name']))
+        assert read.shape == (height, width, 3)
+        rgb += np.abs(read[..., ::-1].astype(int) - scene.image).mean()
+        bgr += np.abs(read.astype(int) - scene.image).mean()
         assert len(anns) == len(scene.instances)
         empty += not anns
         for ann, instance in zip(anns, scene.instances, strict=True):
@@ -147,9 +147,9 @@ def test_ade_layout(demo):
     assert [row[-1] for row in table] == list(SCENE_CLASSES)
     assert abs(sum(float(row[1]) for row in table) - 1) < 1e-4 * len(table)  # four decimals each
     for split, folder in (('train', 'training'), ('val', 'validation')):
-        pictures = sorted((demo.root / 'ade/images' / folder).glob('*.jpg'))
+        files = sorted((demo.root / 'ade/images' / folder).glob('*.jpg'))
         maps = sorted((demo.root / 'ade/annotations' / folder).glob('*.png'))
-        assert [p.stem for p in pictures] == [m.stem for m in maps]
+        assert [p.stem for p in files] == [m.stem for m in maps]
         present = np.zeros(len(SCENE_CLASSES) + 1, int)
         for index, path in enumerate(maps):
             labels = cv2.imread(str(path), cv2.IMREAD_UNCHANGED)

@@ -31,7 +31,7 @@ def test_detector(workplace, trained_detector):
 
     done = workplace.tool(
         *('test.py', 'det', checkpoint, '--work-dir', 'det_test'),
-        *('--out', 'predictions.pkl', '--show-dir', 'pictures'),
+        *('--out', 'predictions.pkl', '--show-dir', 'images'),
     )
     assert done.returncode == 0, done.stderr
     found = metrics(workplace.folder / 'det_test')
@@ -40,8 +40,8 @@ def test_detector(workplace, trained_detector):
     assert len(predictions) == 4
     assert all(len(p['pred_instances']['masks']) == 5 for p in predictions)
     images = [*(workplace.data / 'coco' / 'val2017').iterdir()]
-    pictures = workplace.folder / 'pictures'
-    assert {p.name for p in pictures.iterdir()} == {p.name for p in images}
+    drawn = workplace.folder / 'images'
+    assert {p.name for p in drawn.iterdir()} == {p.name for p in images}
     assert ' 0 missing, 0 unexpected, 0 of another shape' in done.stdout
 
 
@@ -73,7 +73,7 @@ def test_segmentor(workplace, trained_segmentor):
     checkpoint = trained_segmentor / 'iter_2.pth'
     done = workplace.tool(
         *('test.py', 'seg', checkpoint, '--work-dir', 'seg_test', '--tta'),
-        *('--out', 'label_maps', '--show-dir', 'seg_pictures'),
+        *('--out', 'label_maps', '--show-dir', 'seg_images'),
     )
     assert done.returncode == 0, done.stderr
     assert {'mIoU', 'aAcc', 'mAcc'} <= {*metrics(workplace.folder / 'seg_test')}
@@ -84,8 +84,8 @@ def test_segmentor(workplace, trained_segmentor):
         with Image.open(workplace.folder / 'label_maps' / f'{path.stem}.png') as labels:
             assert labels.size == size
             assert labels.getextrema()[0] >= 1  # 0 is no class in ADE20K's files
-    pictures = workplace.folder / 'seg_pictures' / 'vis_data' / 'vis_image'
-    assert len([*pictures.iterdir()]) == 4
+    drawn = workplace.folder / 'seg_images' / 'vis_data' / 'vis_image'
+    assert len([*drawn.iterdir()]) == 4
 
 
 def test_classifier(workplace):

@@ -114,7 +114,7 @@ def install_packages(env: Environment) -> None:
     )
 
 
-def mend_torchvision(env: Environment) -> None:
+def fix_torchvision(env: Environment) -> None:
     """Make a CUDA build of torchvision importable beside a CPU build of torch."""
     code = 'import torch, torchvision'
     result = env.ask(code)
@@ -170,7 +170,7 @@ def set_up(line: str, path: Path) -> None:
             'torch and build tools': install_torch,
             'mmcv with compiled operators': mmcv_wheel.provide,
             'OpenMMLab packages and mala_mm': install_packages,
-            'torchvision': mend_torchvision,
+            'torchvision': fix_torchvision,
             'checking the environment': verify,
         }
         for title, step in steps.items():
