@@ -4,7 +4,7 @@ import cv2
 import numpy as np
 import pytest
 
-from mala_mm.demo.drawing import CELL, draw_instances, draw_labels, plot_training, save_sheet
+from mala_mm.demo.drawing import CELL, GAP, draw_instances, draw_labels, plot_training, save_sheet
 
 CLASSES = dict(classes=('one', 'two'), palette=[(255, 0, 0), (0, 0, 255)])
 
@@ -48,14 +48,34 @@ def test_labels_are_drawn_in_their_colours_and_ignored_pixels_left():
     assert (drawn[:, CELL * 25 // 32 :] == 128).all()
 
 
-def test_sheet_and_curves_are_written(tmp_path):
-    cells = [[np.full((CELL, 100, 3), 10 * i, np.uint8) for i in range(3)]] * 2
-    save_sheet(cells, ('above', 'below'), tmp_path / 'new/sheet.png')
+def test_sheet_shows_each_image_in_its_cell_and_each_row_its_label(tmp_path):
+    greys = np.array([[60, 80, 100], [120, 140, 160]])
+    rows = [[np.full((CELL // 2, CELL, 3), grey, np.uint8) for grey in row] for row in greys]
+    save_sheet(rows, ('above', ''), tmp_path / 'new/sheet.png')
     sheet = cv2.imread(str(tmp_path / 'new/sheet.png'))
-    assert sheet.shape[0] > 2 * CELL and sheet.shape[1] > 3 * CELL
-    scalars = tmp_path / 'scalars.json'
-    lines = [dict(loss=1 / i, step=i) for i in range(1, 9)] + [dict(mIoU=50.0, step=8)]
-    scalars.write_text('\n'.join(map(json.dumps, lines)))
-    plot_training([('title', scalars, 'mIoU', 'mIoU')], tmp_path / 'curves.png')
-    curves = cv2.imread(str(tmp_path / 'curves.png'))
-    assert curves.std() > 10
+    side = CELL + GAP
+    margin = sheet.shape[1] - 3 * side - GAP
+    assert sheet.shape[0] == 2 * side + GAP
+    centres = sheet[GAP + CELL // 2 :: side, margin + GAP + CELL // 2 :: side, 0]
+    assert np.array_equal(centres, greys)
+    above, below = (sheet[GAP + r * side :][:CELL, :margin] for r in range(2))
+    assert above.min() < 100 and (below == 255).all()
+
+
+def test_curves_of_training_and_validation_are_drawn(tmp_path):
+    def colours(*validation):
+        scalars = tmp_path / 'scalars.json'
+        entries = [*(dict(loss=1 / i, step=i) for i in range(1, 9)), *validation]
+        scalars.write_text('\n'.join(map(json.dumps, entries)))
+        plot_training([('title', scalars, 'mIoU', 'mIoU')], tmp_path / 'curves.png')
+        plot = cv2.imread(str(tmp_path / 'curves.png'))[..., ::-1]
+        # Columns in which a colour shows: the curve is wide, the axis's label is not.
+        return [
+            (plot == colour).all(-1).any(0).sum()
+            for colour in ((0x1F, 0x5F, 0xA8), (0xC2, 0x57, 0x1A))
+        ]
+
+    loss, validation = colours()
+    assert loss > 300 and validation == 0
+    loss, validation = colours(dict(mIoU=20.0, step=4), dict(mIoU=50.0, step=8))
+    assert loss > 300 and validation > 150
