@@ -136,6 +136,7 @@ def test_parses_in_a_fresh_process(tmp_path):
     files = [str(CONFIGS / next(e for e in GRID if e.recipe == r).file) for r in RECIPES.values()]
     script.write_text(
         'import subprocess, sys\n'
+        'import torch\n'  # which may ask ldconfig for its libraries
         'def refuse(*args, **kwargs):\n'
         '    raise AssertionError(f"a config started {args}")\n'
         'subprocess.Popen.__init__ = refuse\n'
