@@ -41,6 +41,13 @@ HALF = {'bf16': torch.bfloat16, 'fp16': torch.float16}
 # As the detection recipes of mmdetection and mmpretrain build them, weights left out.
 PEERS = {
     'Swin-T': dict(type='mmdet.SwinTransformer', depths=(2, 2, 6, 2), drop_path_rate=0.2),
+    'Swin-T of mmpretrain': dict(
+        type='mmpretrain.SwinTransformer',
+        arch='tiny',
+        out_indices=(0, 1, 2, 3),
+        drop_path_rate=0.2,
+        pad_small_map=True,
+    ),
     'Swin-S': dict(type='mmdet.SwinTransformer', depths=(2, 2, 18, 2), drop_path_rate=0.2),
     'ConvNeXt-T': dict(
         type='mmpretrain.ConvNeXt',

@@ -1,0 +1,1 @@
+"""One session on one GPU, in few minutes: see ``python -m benchmarks.gpu --help``."""
