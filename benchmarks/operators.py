@@ -133,6 +133,7 @@ def inputs(shape: tuple[int, ...], layout: str, dtype: torch.dtype, device: str)
 
 
 def outcomes(function: Function, tensors: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
+    """Output and gradients of q, k, v of a function computed in ``dtype``, as float64."""
     q, k, v = (x.detach().to(dtype).requires_grad_() for x in tensors[:3])
     out = function(q, k, v)
     grads = torch.autograd.grad(out, (q, k, v), tensors[3].to(dtype))
@@ -165,11 +166,13 @@ def worst_softmax_error(function: Function, tensors: list[Tensor], size: tuple[i
 
 
 def forward(function: Function, tensors: list[Tensor]) -> Tensor:
+    """One forward pass, without a graph."""
     with torch.no_grad():
         return function(*tensors[:3])
 
 
 def forward_backward(function: Function, tensors: list[Tensor]) -> tuple[Tensor, ...]:
+    """One forward and one backward pass."""
     out = function(*tensors[:3])
     return out, *torch.autograd.grad(out, tensors[:3], tensors[3])
 
@@ -178,6 +181,7 @@ PASSES = {'forward': forward, 'both': forward_backward}
 
 
 def seconds(call: Callable[[], object], device: str) -> float:
+    """How long a call takes, the work of the device included."""
     if device == 'cuda':
         torch.cuda.synchronize()
     start = time.perf_counter()
@@ -261,6 +265,7 @@ def measure(arguments: argparse.Namespace, size: tuple[int, int]) -> list[dict]:
 
 
 def machine(device: str) -> str:
+    """Processor or GPU, threads and versions."""
     if device == 'cuda':
         return f'{torch.cuda.get_device_name()}, torch {torch.__version__}'
     model = 'unknown processor'
@@ -275,6 +280,7 @@ def machine(device: str) -> str:
 
 
 def markdown(results: dict) -> str:
+    """The results as a page with a table for each size."""
     lines = [
         f'# {results["title"]}',
         '',
@@ -337,11 +343,13 @@ def crossovers(rows: list[dict]) -> list[str]:
 
 
 def fastest(rows: list[dict]) -> str | None:
+    """The backend that ``'auto'`` takes, of those that were measured."""
     names = {row['backend'] for row in rows if 'forward' in row}
     return next((n for n in ('triton', 'cpu, compiled', 'cpu, tiles') if n in names), None)
 
 
 def since(rows: list[dict], tokens: float) -> str:
+    """In words, from which number of tokens on something holds."""
     smallest = min(row['tokens'] for row in rows)
     return 'at every size measured' if tokens == smallest else f'from about N = {tokens:.0f} on'
 
@@ -397,6 +405,7 @@ def size_from(text: str) -> tuple[int, int]:
 
 
 def main(argv: list[str] | None = None) -> int:
+    """Measure from the command line; 1 if a result was wrong."""
     parser = argparse.ArgumentParser(
         prog='python -m benchmarks.operators',
         description=__doc__,

@@ -74,6 +74,7 @@ class Rotary(nn.Module):
         self.register_buffer('angle', theta.repeat_interleave(2))
 
     def forward(self, height: int, width: int) -> Turn:
+        """Cosines and sines of all tokens, (H * W, d) each."""
         theta = self.angle[::2]
         row, column = (
             torch.arange(n, device=theta.device)[:, None] * theta for n in (height, width)
@@ -92,6 +93,7 @@ class LayerNorm2d(nn.Module):
         self.norm = nn.LayerNorm(channels, eps=EPS)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Map (B, C, H, W) to (B, C, H, W)."""
         x = self.norm(x.permute(0, 2, 3, 1).contiguous())
         return x.permute(0, 3, 1, 2).contiguous()
 
@@ -107,6 +109,7 @@ class Mixer(nn.Module):
         self.proj = nn.Conv2d(channels, channels, 1)
 
     def forward(self, x: Tensor, angles: Turn) -> Tensor:
+        """Map (B, C, H, W) to (B, C, H, W)."""
         batch, channels, height, width = x.shape
         q, k, v, gate = self.qkvo(x).split(channels, 1)
         local = self.lepe(v)
@@ -119,6 +122,8 @@ class Mixer(nn.Module):
 
 
 class FFN(nn.Module):
+    """The feed-forward network: 1x1, GELU, 3x3 depthwise on a residual path, 1x1."""
+
     def __init__(self, channels: int, hidden: int) -> None:
         super().__init__()
         self.fc1 = nn.Conv2d(channels, hidden, 1)
@@ -126,6 +131,7 @@ class FFN(nn.Module):
         self.fc2 = nn.Conv2d(hidden, channels, 1)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Map (B, C, H, W) to (B, C, H, W)."""
         x = F.gelu(self.fc1(x))
         return self.fc2(x + self.dwconv(x))
 
@@ -160,12 +166,14 @@ class Block(nn.Module):
         self.gamma_2 = nn.Parameter(torch.full((1, channels, 1, 1), layer_scale))
 
     def drop(self, x: Tensor) -> Tensor:
+        """Drop whole images of a residual branch, in training."""
         if not self.training or self.drop_path == 0:
             return x
         keep = 1 - self.drop_path
         return x * (x.new_empty(x.shape[0], 1, 1, 1).bernoulli_(keep) / keep)
 
     def forward(self, x: Tensor, angles: Turn) -> Tensor:
+        """Map (B, C, H, W) to (B, C, H, W)."""
         x = x + self.pos(x)
         x = x + self.drop(self.gamma_1 * self.attn(self.norm1(x), angles))
         return x + self.drop(self.gamma_2 * self.ffn(self.norm2(x)))

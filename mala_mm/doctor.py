@@ -43,6 +43,7 @@ class Package:
     serves: str = ''
 
     def name(self, line: str) -> str:
+        """Name by which it is installed on a line."""
         return self.names[-1 if line == 'upstream' else 0]
 
 
@@ -85,6 +86,7 @@ class Report:
 
     @property
     def fatal(self) -> bool:
+        """Whether training cannot work."""
         return any(defect.fatal for defect in self.defects)
 
     def __str__(self) -> str:
@@ -320,6 +322,7 @@ def _torchvision_cpu() -> Path:
 
 
 def main() -> int:
+    """Print the diagnosis; 1 if training cannot work."""
     report = examine()
     print(report)
     return int(report.fatal)

@@ -1,8 +1,8 @@
-"""Counts parameters and multiply-adds of a classifier, detector, segmentor or backbone.
+r"""Counts parameters and multiply-adds of a classifier, detector, segmentor or backbone.
 
 python tools/get_flops.py configs/det/mavit/mask-rcnn_mavit-s_fpn_amp-1x_coco.py --shape 800 1280
 python tools/get_flops.py configs/_base_/backbones/mavit-s.py --shape 224
-python tools/get_flops.py CONFIG --shape 512 2048 --cfg-options \\
+python tools/get_flops.py CONFIG --shape 512 2048 --cfg-options \
     model.backbone.attn_types="[mala,mala,mala,mala]"
 """
 

@@ -50,10 +50,12 @@ class Model:
 
     @property
     def name(self) -> str:
+        """Name of the config."""
         return Path(self.config).stem
 
     @property
     def folder(self) -> str:
+        """Folder of the config, from the root of the repository."""
         return Path(self.config).parent.as_posix()
 
     @property
@@ -102,6 +104,7 @@ def count(model: Model) -> dict[str, int]:
 
 
 def render_counts(counts: dict[str, dict]) -> str:
+    """Render :data:`COUNTS`."""
     lines = [
         '# Written by `python tools/model_zoo.py --count`: parameters and multiply-adds at the',
         '# shape of the recipe. docs/complexity.md says what each column counts.',
@@ -154,6 +157,7 @@ def _metafile_entry(model: Model, paper: dict, measured: dict, counts: dict) -> 
 
 
 def render_index(folders: list[str]) -> str:
+    """Render ``model-index.yml``, which names the metafiles."""
     imports = ''.join(f'  - {folder}/metafile.yml\n' for folder in folders)
     return f'{GENERATED}Import:\n{imports}'
 

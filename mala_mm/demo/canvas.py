@@ -34,9 +34,11 @@ class Canvas:
         self._fill(pixels, colour, cover)
 
     def rectangle(self, x0: float, y0: float, x1: float, y1: float, colour: Colour) -> None:
+        """Fill a rectangle between two corners, in canvas units."""
         self.polygon([(x0, y0), (x1, y0), (x1, y1), (x0, y1)], colour)
 
     def ellipse(self, x: float, y: float, rx: float, ry: float, colour: Colour, cover=1.0) -> None:
+        """Fill an ellipse about (x, y), in canvas units."""
         angle = np.linspace(0, 2 * np.pi, 40, endpoint=False)
         self.polygon(np.stack([x + rx * np.cos(angle), y + ry * np.sin(angle)], 1), colour, cover)
 

@@ -106,6 +106,7 @@ class Instance:
 
     @property
     def area(self) -> int:
+        """Number of visible pixels."""
         return int(self.mask.sum())
 
     @property
@@ -150,12 +151,14 @@ def make_portrait(config: SceneConfig, seed: int, split: str, index: int, name: 
     """Draws a square image of a single object, for classification.
 
     Args:
-        config: size of the scene from which the image is cut, and its clutter.
-        seed, split, index: as for :func:`make_scene`, with random streams of their own.
-        name: the class.
+        config (SceneConfig): Size of the scene from which the image is cut, and its clutter.
+        seed (int): As for :func:`make_scene`, with random streams of their own.
+        split (str): As for :func:`make_scene`.
+        index (int): As for :func:`make_scene`.
+        name (str): The class.
 
     Returns:
-        RGB, (S, S, 3) uint8.
+        np.ndarray: RGB, (S, S, 3) uint8.
     """
     alone = replace(config, thing_classes=(name,), crowd=0.0)
     return _Painter(alone, _stream(seed, split, index, 1)).portrait()

@@ -103,6 +103,7 @@ class Ground:
 
 
 def sky(rng: Generator, shape: tuple[int, int], horizon: float) -> np.ndarray:
+    """A sky with clouds, (H, W, 3), paler towards the row of the horizon."""
     h, w = shape
     tops = ((0.16, 0.38, 0.75), (0.30, 0.52, 0.85), (0.45, 0.50, 0.58), (0.25, 0.28, 0.52))
     lows = ((0.72, 0.86, 0.96), (0.85, 0.92, 0.96), (0.78, 0.79, 0.80), (0.98, 0.72, 0.50))
@@ -116,6 +117,7 @@ def sky(rng: Generator, shape: tuple[int, int], horizon: float) -> np.ndarray:
 
 
 def mountain(rng: Generator, shape: tuple[int, int], ridge: np.ndarray, foot: float) -> np.ndarray:
+    """A rocky slope, (H, W, 3), with haze towards its foot."""
     h, w = shape
     rock = noise(rng, shape, h * 0.16, octaves=5, stretch=1.1)
     slope = cv2.Sobel(rock, cv2.CV_32F, 1, 0) + 0.5 * cv2.Sobel(rock, cv2.CV_32F, 0, 1)
@@ -133,6 +135,7 @@ def mountain(rng: Generator, shape: tuple[int, int], ridge: np.ndarray, foot: fl
 
 
 def grass(rng: Generator, ground: Ground) -> np.ndarray:
+    """A meadow on the ground, (H, W, 3), now and then with flowers."""
     h, w = ground.shape
     dark = np.float32(rng.choice([(0.16, 0.32, 0.10), (0.22, 0.34, 0.10), (0.12, 0.30, 0.14)]))
     light = dark * 1.7 + np.float32((0.16, 0.14, 0.04)) * rng.uniform(0.2, 1.3)
@@ -148,6 +151,7 @@ def grass(rng: Generator, ground: Ground) -> np.ndarray:
 
 
 def sand(rng: Generator, ground: Ground) -> np.ndarray:
+    """Sand with dunes and ripples, (H, W, 3)."""
     light = np.float32(rng.choice([(0.93, 0.84, 0.66), (0.88, 0.76, 0.58), (0.90, 0.85, 0.75)]))
     dunes = ground.sample(noise(rng, (128, 128), 40, octaves=3), 0.4, 0.3)
     phase = 30 * ground.depth + 16 * dunes + 4 * ground.x
@@ -157,6 +161,7 @@ def sand(rng: Generator, ground: Ground) -> np.ndarray:
 
 
 def water(rng: Generator, ground: Ground) -> np.ndarray:
+    """Water with swell and glints, (H, W, 3)."""
     deep = np.float32(rng.choice([(0.05, 0.25, 0.42), (0.08, 0.36, 0.45), (0.12, 0.28, 0.36)]))
     pale = np.float32((0.55, 0.74, 0.82)) * rng.uniform(0.85, 1.1)
     swell = ground.sample(noise(rng, (128, 128), 24, octaves=3, stretch=4), 0.35, 0.6)
@@ -167,6 +172,7 @@ def water(rng: Generator, ground: Ground) -> np.ndarray:
 
 
 def asphalt(rng: Generator, ground: Ground) -> np.ndarray:
+    """Worn asphalt, (H, W, 3)."""
     tone = np.float32(rng.uniform(0.26, 0.44)) * np.float32((1, 1, 1.04))
     patches = ground.sample(noise(rng, (128, 128), 40, octaves=4), 0.5, 0.3)
     grain = rng.random(ground.shape, dtype=np.float32) - 0.5
@@ -174,6 +180,7 @@ def asphalt(rng: Generator, ground: Ground) -> np.ndarray:
 
 
 def brick(rng: Generator, shape: tuple[int, int]) -> np.ndarray:
+    """A brick wall, (H, W, 3), every other course shifted by half a brick."""
     h, w = shape
     course = max(5.0, h * rng.uniform(0.035, 0.06))  # height of one row of bricks
     length = course * rng.uniform(2.0, 2.6)

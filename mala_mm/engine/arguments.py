@@ -20,6 +20,7 @@ class CfgOptions(DictAction):
     """``DictAction`` whose complaint about a missing ``=`` is a sentence."""
 
     def __call__(self, parser, namespace, values, option_string=None) -> None:  # noqa: ANN001
+        """Refuse values without a ``=``, then parse as mmengine does."""
         wrong = [value for value in values if '=' not in value]
         if wrong:
             parser.error(f'{option_string} takes key=value pairs, got {wrong[0]!r}')

@@ -213,6 +213,7 @@ class Operator(nn.Module):
         return (y + (lepe(v) if callable(lepe) else lepe)) * o
 
     def extra_repr(self) -> str:
+        """Heads and options, for ``print``."""
         options = {key: getattr(self, key) for key in self.option_names() if hasattr(self, key)}
         listed = dict(num_heads=self.num_heads, head_dim=self.head_dim, **options)
         return ', '.join(f'{key}={value!r}' for key, value in listed.items())

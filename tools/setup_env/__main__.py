@@ -27,6 +27,7 @@ BUILD_TOOLS = ('setuptools', 'wheel', 'ninja', 'psutil', 'packaging', 'click', '
 
 
 def check_machine(env: Environment) -> None:
+    """Refuse a machine without Python, space or compiler, before anything is written."""
     check_python()
     check_space(env, mmcv_wheel.cache_root())
     if not mmcv_wheel.ready_made(env.line):
@@ -93,6 +94,7 @@ def write_constraints(env: Environment) -> None:
 
 
 def install_torch(env: Environment) -> None:
+    """Install torch and the build tools; a torch that is there stays."""
     installed = env.installed()
     refuse_other_line(env, installed)
     if 'torch' in installed:
@@ -136,6 +138,7 @@ def fix_torchvision(env: Environment) -> None:
 
 
 def verify(env: Environment) -> None:
+    """Look for conflicts of versions, then let the doctor look."""
     env.pip('check', what='pip check')
     env.run(env.python, '-m', 'mala_mm.doctor', what='python -m mala_mm.doctor')
 
@@ -152,6 +155,7 @@ def fingerprint(env: Environment) -> str:
 
 
 def set_up(line: str, path: Path) -> None:
+    """Bring an environment to the state of the pins; at once if it is there already."""
     if line not in LINES:
         raise SetupError(f'LINE={line} is unknown, it has to be one of {", ".join(LINES)}')
     # Made absolute without following links, because bin/python is one.
@@ -181,6 +185,7 @@ def set_up(line: str, path: Path) -> None:
 
 
 def main() -> int:
+    """Set up from the command line."""
     parser = argparse.ArgumentParser(prog='setup_env', description=__doc__.splitlines()[0])
     parser.add_argument('--line', default='onedl', help='onedl (default) or upstream')
     parser.add_argument('--venv', type=Path, default=ROOT / '.venv', help='the environment')

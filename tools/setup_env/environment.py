@@ -22,6 +22,7 @@ class SetupError(Exception):
 
 
 def clock(seconds: float) -> str:
+    """Minutes and seconds, as in `` 1:05``."""
     return f'{int(seconds) // 60:2d}:{int(seconds) % 60:02d}'
 
 
@@ -42,15 +43,18 @@ class Progress:
         self.interval = 1 if self.terminal else 30
 
     def start(self, title: str) -> None:
+        """Announce the next step."""
         self.step += 1
         elapsed = clock(time.monotonic() - self.began)
         print(f'[{self.step}/{self.steps}] {elapsed} {title}', flush=True)
 
     def note(self, text: str) -> None:
+        """Print a line below the step."""
         self.clear()
         print(f'{INDENT}{text}', flush=True)
 
     def beat(self, text: str) -> None:
+        """Show that a long step lives: in place on a terminal, as a line elsewhere."""
         if self.terminal:
             line = f'{INDENT}{text}'[: shutil.get_terminal_size().columns - 1]
             print(f'\r\033[K{line}', end='', flush=True)
@@ -58,6 +62,7 @@ class Progress:
             self.note(text)
 
     def clear(self) -> None:
+        """Take the last beat off the terminal."""
         if self.terminal:
             print('\r\033[K', end='', flush=True)
 
@@ -123,6 +128,7 @@ class Environment:
         return {re.sub(r'[-_.]+', '-', name).lower(): found[name] for name in found}
 
     def pip(self, *arguments, what: str, check: bool = True, **variables: str) -> bool:
+        """Run the environment's pip."""
         return self.run(self.python, '-m', 'pip', *arguments, what=what, check=check, **variables)
 
     def run(self, *command, what: str, check: bool = True, **variables: str) -> bool:

@@ -37,6 +37,7 @@ def check_python() -> None:
 
 
 def check_space(env: Environment, cache: Path) -> None:
+    """Refuse disks with too little room, and name the setting that moves what goes there."""
     torch = any(env.path.glob('lib/python3*/site-packages/torch-*.dist-info'))
     needs = (
         (env.path, TORCH_PRESENT_SPACE if torch else ENVIRONMENT_SPACE, 'VENV=path'),

@@ -24,11 +24,13 @@ def requirement(line: str) -> tuple:
 
 
 def file_pattern(line: str) -> str:
+    """Pattern of the wheels' names, any build and platform."""
     name, version = requirement(line)
     return f'{name.replace("-", "_")}-{version}-*.whl'
 
 
 def cache_root() -> Path:
+    """Folder of the kept wheels."""
     base = os.environ.get('XDG_CACHE_HOME') or Path.home() / '.cache'
     return Path(base) / 'mala_mm' / 'wheels'
 
@@ -61,6 +63,7 @@ def provide(env: Environment) -> None:
 
 
 def cached(env: Environment, cache: Path) -> Path | None:
+    """A kept wheel that works here; others are removed."""
     for wheel in cache.glob(file_pattern(env.line)):
         if fault(env, wheel) is None:
             env.progress.note(f'using {wheel}')
@@ -89,6 +92,7 @@ def found(env: Environment, folder: Path) -> Path | None:
 
 
 def build(env: Environment, folder: Path, torch: dict) -> Path:
+    """Compile a wheel of mmcv with its operators, minutes."""
     check_compiler()
     if torch['cuda_available'] and not torch['cuda_home']:
         raise SetupError(
@@ -153,6 +157,7 @@ def describe_torch(env: Environment) -> dict:
 
 
 def cache_key(torch: dict) -> str:
+    """What a wheel depends on: torch, Python, machine, GPU."""
     key = f'torch-{torch["version"]}-{torch["python"]}-{torch["machine"]}'
     if torch['cuda_available'] or os.environ.get('FORCE_CUDA') == '1':
         architectures = os.environ.get('TORCH_CUDA_ARCH_LIST')

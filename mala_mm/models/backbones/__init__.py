@@ -1,3 +1,5 @@
+"""The backbones MAViT and RAVLT."""
+
 from .archs import ARCHS
 from .mavit import MAViT
 from .pyramid import AttentionPyramid

@@ -1,3 +1,5 @@
+"""The layers of the backbones."""
+
 from .block import Block
 from .ffn import ConvFFN
 from .mixer import AttentionMixer

@@ -18,6 +18,7 @@ class LayerNorm2d(nn.LayerNorm):
         super().__init__(num_channels, eps=eps)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Map (B, C, H, W) to (B, C, H, W)."""
         x = x.permute(0, 2, 3, 1)  # (B, H, W, C)
         x = F.layer_norm(x, self.normalized_shape, self.weight, self.bias, self.eps)
         return x.permute(0, 3, 1, 2)

@@ -325,6 +325,7 @@ class FusedAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, spec: tuple, *inputs: Tensor) -> Tensor:
+        """Compute; keep the inputs and the small states."""
         compute = _attention if len(inputs) == 3 else _gated_attention
         out, states = compute(*inputs, *spec)
         ctx.save_for_backward(*inputs, states)
@@ -333,6 +334,7 @@ class FusedAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """Gradients of the inputs, none of the options."""
         gated = len(ctx.saved_tensors) == 3
         if torch.is_grad_enabled():  # the ops refuse a second derivative where it is asked for
             ops = torch.ops.mala_mm
@@ -377,10 +379,12 @@ class ShareValues(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, qkvo: Tensor) -> tuple[Tensor, Tensor]:
+        """``qkvo`` itself and its third quarter."""
         return qkvo.view_as(qkvo), qkvo.chunk(4, 1)[2]
 
     @staticmethod
     def backward(ctx, grad: Tensor, grad_v: Tensor) -> Tensor:
+        """Add the gradient of the values into the packed one."""
         if torch.is_grad_enabled():  # a second derivative: nothing may change in place
             q, k, v, o = grad.chunk(4, 1)
             return torch.cat((q, k, v + grad_v, o), 1)
