@@ -16,12 +16,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-ARCHS = dict(
-    tiny=((64, 128, 256, 512), (2, 2, 6, 2), (1, 2, 4, 8)),
-    small=((64, 128, 320, 512), (3, 5, 9, 3), (1, 2, 5, 8)),
-    base=((96, 192, 384, 512), (4, 6, 12, 6), (1, 2, 6, 8)),
-    large=((96, 192, 448, 640), (4, 7, 19, 8), (1, 2, 7, 10)),
-)
+from mala_mm import models
+
+ARCHS = {
+    name: (arch['embed_dims'], arch['depths'], arch['num_heads'])
+    for name, arch in models.ARCHS.items()
+}
 EPS = 1e-6
 Turn = tuple[Tensor, Tensor]  # cosine and sine of each token's pairs, (N, d / 2)
 
