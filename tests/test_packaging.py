@@ -45,7 +45,11 @@ def test_requirements_name_no_openmmlab_package(wheel):
 def test_wheel_carries_configs_and_tools(wheel, repo):
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
-    assert {'mala_mm/py.typed', 'mala_mm/ops/fused/cpu/kernels.c'} <= names
+    sources = {
+        f'mala_mm/{path.relative_to(repo / "mala_mm")}'
+        for path in (repo / 'mala_mm').rglob('*.[ch]')
+    }
+    assert {'mala_mm/py.typed', 'mala_mm/ops/fused/cpu/kernels.c'} | sources <= names
     for folder in ('configs', 'tools'):
         files = [p.relative_to(repo) for p in (repo / folder).rglob('*.py')]
         assert files

@@ -233,8 +233,9 @@ def _watch(
 
 def _watch_with_mmcv(part: Part, module: nn.Module) -> None:
     """Let mmcv's hook for this type of module, if it has one, add to a part."""
-    # The published LayerNorm is a wrapper, ours a child of the module that mmcv knows.
-    kind = nn.LayerNorm if isinstance(module, nn.LayerNorm) else type(module)
+    # The published LayerNorm is a wrapper; ours and PointwiseConv2d are children of modules that
+    # mmcv knows.
+    kind = next((k for k in (nn.LayerNorm, nn.Conv2d) if isinstance(module, k)), type(module))
     if kind not in (mapping := get_modules_mapping()):
         return
 
@@ -252,7 +253,7 @@ class _Formula:
     def __init__(self, part: Part, mixer: AttentionMixer, linear_type: str) -> None:
         self.part, self.mixer, self.linear_type = part, mixer, linear_type
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, scale: Tensor | None = None) -> Tensor:
         channels, height, width = x.shape[1:]
         heads = self.mixer.num_heads
         tokens = height * width

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import torch
 import torch.utils.checkpoint as cp
 from mmcv.cnn.bricks import DropPath
 from mmcv.cnn.bricks.scale import LayerScale
 from mmengine.model import BaseModule
 from torch import Tensor, nn
 
+from mala_mm.ops.fused.depthwise import can_fuse_depthwise, depthwise_residual
+
 from .ffn import ConvFFN
 from .mixer import AttentionMixer
 from .norm import LayerNorm2d
+from .pointwise import fusible
 
 
 class Block(BaseModule):
@@ -57,9 +61,20 @@ class Block(BaseModule):
         self.drop_path = DropPath(drop_path_rate)
 
     def _forward(self, x: Tensor) -> Tensor:
-        x = x + self.pos(x)
-        x = x + self.drop_path(self.gamma1(self.attn(self.norm1(x))))
-        return x + self.drop_path(self.gamma2(self.ffn(self.norm2(x))))
+        if fusible(x, self.pos) and can_fuse_depthwise(x):
+            x = depthwise_residual(x, self.pos.weight, self.pos.bias)
+        else:
+            x = x + self.pos(x)
+        x = self._add(x, self.attn(self.norm1(x), self.gamma1.weight))
+        return self._add(x, self.ffn(self.norm2(x), self.gamma2.weight))
+
+    def _add(self, x: Tensor, branch: Tensor) -> Tensor:
+        """``x + drop_path(branch)`` in one pass."""
+        if self.training and self.drop_path.drop_prob > 0:
+            keep = 1 - self.drop_path.drop_prob
+            kept = torch.rand(len(x), 1, 1, 1, dtype=branch.dtype, device=x.device) < keep
+            return torch.addcmul(x, branch, kept.to(branch.dtype).div_(keep))
+        return x + branch
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (B, C, H, W) to (B, C, H, W)."""

@@ -1,8 +1,23 @@
 """The feed-forward network with a depthwise convolution."""
 
+from __future__ import annotations
+
+import torch
 import torch.nn.functional as F
 from mmengine.model import BaseModule
 from torch import Tensor, nn
+
+from mala_mm.ops.fused.depthwise import (
+    can_fuse_depthwise,
+    depthwise_residual,
+    gelu_depthwise_linear,
+)
+
+from .pointwise import PointwiseConv2d, fusible
+
+# Elements of the hidden map at inference: it stays in the third-level cache, and below the 32 MiB
+# from which on the C library asks the system for fresh pages at every allocation.
+BAND_ELEMENTS = 1 << 21
 
 
 class ConvFFN(BaseModule):
@@ -15,11 +30,34 @@ class ConvFFN(BaseModule):
 
     def __init__(self, embed_dims: int, hidden_dims: int) -> None:
         super().__init__()
-        self.fc1 = nn.Conv2d(embed_dims, hidden_dims, 1)
+        self.fc1 = PointwiseConv2d(embed_dims, hidden_dims)
         self.dwconv = nn.Conv2d(hidden_dims, hidden_dims, 3, padding=1, groups=hidden_dims)
-        self.fc2 = nn.Conv2d(hidden_dims, embed_dims, 1)
+        self.fc2 = PointwiseConv2d(hidden_dims, embed_dims)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Map (B, C, H, W) to (B, C, H, W)."""
-        x = F.gelu(self.fc1(x))
-        return self.fc2(x + self.dwconv(x))
+    def forward(self, x: Tensor, scale: Tensor | None = None) -> Tensor:
+        """Map (B, C, H, W) to (B, C, H, W), each output channel times ``scale`` (C, ) if given."""
+        if not (fusible(x, self.fc1, self.dwconv, self.fc2) and can_fuse_depthwise(x)):
+            x = F.gelu(self.fc1(x))
+            return self.fc2(x + self.dwconv(x), scale)
+        if torch.is_grad_enabled():
+            x = self.fc1(x)
+            weight, bias = self.fc2.scaled(scale)
+            return gelu_depthwise_linear(x, self.dwconv.weight, self.dwconv.bias, weight, bias)
+        return self._in_bands(x, scale)
+
+    def _in_bands(self, x: Tensor, scale: Tensor | None) -> Tensor:
+        """The same, some rows of an image at a time, so that the hidden map stays in the cache."""
+        height, width = x.shape[2:]
+        bands = -(-height * width * self.fc1.out_channels // BAND_ELEMENTS)
+        rows = max(8, -(-height // bands))  # of one size: memory is used again
+        weight, bias = self.fc2.scaled(scale)
+        out = torch.empty_like(x, memory_format=torch.channels_last)
+        for image, result in zip(x.split(1), out.split(1)):
+            for first in range(0, height, rows):
+                last = min(first + rows, height)
+                top, bottom = max(first - 1, 0), min(last + 1, height)  # the convolution's edge
+                hidden = self.fc1(image[:, :, top:bottom])
+                hidden = depthwise_residual(hidden, self.dwconv.weight, self.dwconv.bias, gelu=True)
+                hidden = hidden[:, :, first - top : last - top]
+                result[:, :, first:last] = F.conv2d(hidden, weight, bias)
+        return out

@@ -7,6 +7,8 @@ from torch import Tensor, nn
 
 from mala_mm.ops import build_operator, get_operator
 
+from .pointwise import PointwiseConv2d
+
 
 class AttentionMixer(BaseModule):
     """Attention with a local-position convolution and a gate, the same for every operator.
@@ -44,10 +46,10 @@ class AttentionMixer(BaseModule):
         self.operator = build_operator(
             attn_type, num_heads, embed_dims // num_heads, **(attn_cfg or {})
         )
-        self.qkvo = nn.Conv2d(embed_dims, 4 * embed_dims, 1)
+        self.qkvo = PointwiseConv2d(embed_dims, 4 * embed_dims)
         self.lepe = nn.Conv2d(embed_dims, embed_dims, 5, padding=2, groups=embed_dims)
-        self.proj = nn.Conv2d(embed_dims, embed_dims, 1)
+        self.proj = PointwiseConv2d(embed_dims, embed_dims)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Map (B, C, H, W) to (B, C, H, W)."""
-        return self.proj(self.operator.gated(self.qkvo(x), self.lepe, x))
+    def forward(self, x: Tensor, scale: Tensor | None = None) -> Tensor:
+        """Map (B, C, H, W) to (B, C, H, W), each output channel times ``scale`` (C, ) if given."""
+        return self.proj(self.operator.gated(self.qkvo(x), self.lepe, x), scale)

@@ -70,11 +70,15 @@ def choose_backend(name: str, q: Tensor, problem: Problem | None = None) -> str:
             raise ValueError(f'backend {name!r} {reason}')
         return name
     name = _OF_DEVICE.get(q.device.type)
-    if name is None or q.dtype == torch.float64:
-        return 'reference'
-    if torch.compiler.is_exporting() or torch.onnx.is_in_onnx_export() or _transformed():
+    if name is None or not can_fuse(q):
         return 'reference'
     return name if _WHY_NOT[name](problem, q) is None else 'reference'
+
+
+def can_fuse(x: Tensor) -> bool:
+    """Whether fused operators may stand in for plain PyTorch: not in float64, nor in exports."""
+    exporting = torch.compiler.is_exporting() or torch.onnx.is_in_onnx_export()
+    return x.dtype != torch.float64 and not exporting and not _transformed()
 
 
 def _transformed() -> bool:

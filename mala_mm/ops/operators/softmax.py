@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..fused import softmax as fused
 from ..fused.dispatch import check_backend
 from ..registry import Operator, check_inputs, check_options, register_operator
 from ..rotary import rotate
@@ -25,7 +26,8 @@ def softmax_attention(
 
     .. math:: y = \mathrm{softmax}(s\, (Rq)(Rk)^T)\, v
 
-    PyTorch's scaled dot-product attention computes it in tiles, with sums in float32.
+    Computed in tiles with sums in float32: by compiled kernels on the CPU, where they can be had,
+    else by PyTorch's scaled dot-product attention.
 
     Arguments, returned value and errors as in :func:`mala_attention`. ``scale`` (``s``) defaults to
     ``d ** -0.5``; ``eps`` and ``backend`` stand in the signature so that all operators can be
@@ -37,6 +39,14 @@ def softmax_attention(
 
 
 def _attend(q, k, v, size, scale, rotary) -> Tensor:
+    """The fused op turns q and k by itself."""
+    if fused.can_fuse_softmax(q):
+        scale = q.shape[-1] ** -0.5 if scale is None else scale
+        return fused.softmax_attention(q, k, v, size, float(scale), rotary)
+    return _equations(q, k, v, size, scale, rotary)
+
+
+def _equations(q, k, v, size, scale, rotary) -> Tensor:
     q, k = rotate(q, size, rotary), rotate(k, size, rotary)
     return F.scaled_dot_product_attention(q, k, v, scale=scale)
 
@@ -69,7 +79,7 @@ class Softmax(Operator):
 
     def equations(self, q: Tensor, k: Tensor, v: Tensor, size: tuple[int, int]) -> Tensor:
         """``softmax(scale * (R q) (R k)^T) v``; rotation on the raw q and k."""
-        return _attend(q, k, v, size, self.scale, self.rotary)
+        return _equations(q, k, v, size, self.scale, self.rotary)
 
     def forward(
         self, q: Tensor, k: Tensor, v: Tensor, size: tuple[int, int], x: Tensor | None = None

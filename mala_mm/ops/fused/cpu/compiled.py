@@ -9,30 +9,17 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import hashlib
-import os
-import platform
-import shutil
-import subprocess
-import tempfile
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from mala_mm.files import write_bytes
-
-from ...rotary import rotary_tables
 from ..library import Problem
+from . import tokens
+from .build import DTYPES, compile_library
 
-HEAD_DIMS = (32, 64, 96, 128)
-DTYPES = {torch.float32: 'FLOAT32', torch.bfloat16: 'BFLOAT16', torch.float16: 'FLOAT16'}
+HEAD_DIMS = tokens.HEAD_DIMS
 _SOURCE = Path(__file__).with_name('kernels.c')
-_FLAGS = (
-    *('-O3', '-march=native', '-fopenmp', '-shared', '-fPIC'),
-    # What vector code needs; sums are reordered only where the source asks for it.
-    *('-ffp-contract=fast', '-fno-math-errno', '-fno-trapping-math'),
-)
 # Of the states in kernels.c: rows after the d of KV, and the columns of the last.
 _KBAR, _VBAR, _G, _SOFTMAX, _NUM_ROWS = 0, 1, 2, 3, 4
 _LOGSUMEXP, _PEAK, _TOTAL = 0, 1, 2
@@ -40,12 +27,10 @@ _LOGSUMEXP, _PEAK, _TOTAL = 0, 1, 2
 
 def why_not(q: Tensor) -> str | None:
     """Why the kernels cannot take inputs like ``q`` (B, heads, N, d); None if they can."""
-    if q.dtype not in DTYPES:
-        return f'needs dtype float32, bfloat16 or float16, got {q.dtype}'
-    if q.shape[-1] not in HEAD_DIMS:
-        return f'needs a head width among {HEAD_DIMS}, got d = {q.shape[-1]}'
-    library = _library(q.shape[-1], q.dtype)
-    return library if isinstance(library, str) else None
+    reason = tokens.why_not(q)
+    if reason is None and isinstance(library := _library(q.shape[-1], q.dtype), str):
+        reason = library
+    return reason
 
 
 def forward(
@@ -130,20 +115,6 @@ def _finish_softmax(s: Tensor, partial_sums: Tensor) -> None:
     s[:, d + _SOFTMAX, _TOTAL] = total
 
 
-class _Map(ctypes.Structure):
-    _fields_ = [('data', ctypes.c_void_p), ('strides', ctypes.c_int64 * 4)]
-
-
-class _Problem(ctypes.Structure):
-    _fields_ = [
-        *((name, ctypes.c_int64) for name in ('images', 'heads', 'height', 'width')),
-        *((name, ctypes.c_int64) for name in ('chunk', 'threads')),
-        *((name, ctypes.c_int) for name in ('kind', 'rotary')),
-        *((name, ctypes.c_float) for name in ('scale', 'eps')),
-        ('tables', ctypes.c_void_p * 4),
-    ]
-
-
 class _Call:
     """What the kernels of one call share.
 
@@ -168,79 +139,16 @@ class _Call:
         kind = self.library.kind_of(problem.kind.encode())
         if kind < 0:
             raise ValueError(f'kernels.c computes no operator of the kind {problem.kind!r}')
-        height, width = problem.size
-        self.problem = _Problem(
-            images=images,
-            heads=heads,
-            height=height,
-            width=width,
-            chunk=chunk,
-            threads=torch.get_num_threads(),
-            kind=kind,
-            rotary=problem.rotary,
-            scale=problem.scale,
-            eps=problem.eps,
+        self.problem = tokens.TokenProblem(
+            q, problem.size, chunk, problem.rotary, problem.scale, eps=problem.eps, kind=kind
         )
-        if problem.rotary:
-            self.tables = _tables(problem.size, d)
-            self.problem.tables[:] = [table.data_ptr() for table in self.tables]
 
     def run(self, name: str, *tensors: Tensor | None) -> None:
-        """Call a kernel: inputs and outputs have four dimensions, states and sums three."""
-        arguments = (
-            ctypes.byref(_Map(data=x.data_ptr(), strides=x.stride()))
-            if x is not None and x.dim() == 4
-            else ctypes.c_void_p(None if x is None else x.data_ptr())
-            for x in tensors
-        )
-        getattr(self.library, name)(ctypes.byref(self.problem), *arguments)
-
-
-@functools.lru_cache(maxsize=32)
-def _tables(size: tuple[int, int], head_dim: int) -> tuple[Tensor, ...]:
-    return rotary_tables(size, head_dim)
+        """Call a kernel."""
+        tokens.run(self.library, name, self.problem, *tensors)
 
 
 @functools.cache
 def _library(head_dim: int, dtype: torch.dtype) -> ctypes.CDLL | str:
     """The compiled kernels of a head width and type, or the reason why there are none."""
-    if os.environ.get('MALA_MM_CPU_KERNELS') == '0':
-        return 'is switched off by MALA_MM_CPU_KERNELS=0'
-    compiler = shutil.which(os.environ.get('CC', 'cc'))
-    if compiler is None:
-        return 'needs a C compiler, found none'
-    command = [compiler, *_FLAGS, f'-DWIDTH={head_dim}', f'-D{DTYPES[dtype]}', str(_SOURCE)]
-    key = hashlib.sha256(repr((command, _SOURCE.read_bytes(), _processor())).encode()).hexdigest()
-    folder = (
-        Path(os.environ.get('XDG_CACHE_HOME') or Path.home() / '.cache') / 'mala_mm' / 'kernels'
-    )
-    file = folder / f'{head_dim}_{DTYPES[dtype].lower()}_{key[:16]}.so'
-    try:
-        if not file.exists():
-            folder.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory() as scratch:
-                made = Path(scratch, file.name)
-                subprocess.run(
-                    [*command, '-o', str(made), '-lm'],
-                    check=True,
-                    capture_output=True,
-                    text=True,
-                    timeout=120,
-                )
-                write_bytes(file, made.read_bytes())  # other processes see all of it or nothing
-        return ctypes.CDLL(str(file))
-    except subprocess.CalledProcessError as error:
-        return f'cannot be compiled: {(error.stderr.strip() or str(error)).splitlines()[0]}'
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return f'cannot be compiled: {error}'
-
-
-def _processor() -> str:
-    """What code for "this machine" depends on; a home folder may be shared by several."""
-    try:
-        lines = Path('/proc/cpuinfo').read_text().splitlines()
-    except OSError:
-        return platform.platform()
-    return '\n'.join(
-        sorted({x for x in lines if x.startswith(('flags', 'Features', 'model name'))})
-    )
+    return compile_library(_SOURCE, f'WIDTH={head_dim}', DTYPES[dtype])

@@ -1,0 +1,109 @@
+"""The fused softmax attention of the CPU against its equation."""
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from mala_mm import ops
+from mala_mm.ops.fused import softmax
+from mala_mm.ops.fused.cpu import softmax as cpu
+from mala_mm.ops.operators.softmax import _equations
+
+_REASON = cpu.why_not(torch.zeros(1, 1, 1, 32))
+compiled = pytest.mark.skipif(_REASON is not None, reason=f'the C code {_REASON}')
+
+# Blocks of 64 queries and d keys, cut and whole; (B, heads, H, W, d).
+SHAPES = [(1, 1, 1, 1, 32), (2, 2, 7, 7, 64), (1, 3, 13, 21, 96), (1, 2, 16, 16, 128)]
+
+
+def inputs(shape, dtype, token_major=True):
+    batch, heads, height, width, d = shape
+    generator = torch.Generator().manual_seed(0)
+    parts = torch.randn(4, batch, heads, height * width, d, generator=generator).to(dtype)
+    q, k, v, grad = parts.unbind()
+    if token_major:
+        q, k, v = (t.transpose(1, 2).contiguous().transpose(1, 2) for t in (2 * q, k, v))
+    return [t.detach().requires_grad_() for t in (q, k, v)], grad, (height, width)
+
+
+def outcomes(function, tensors, grad, size, rotary, dtype=None):
+    dtype = dtype or tensors[0].dtype
+    tensors = [t.detach().to(dtype).requires_grad_() for t in tensors]
+    out = function(*tensors, size, tensors[0].shape[-1] ** -0.5, rotary)
+    return [out.detach(), *torch.autograd.grad(out, tensors, grad.to(dtype))]
+
+
+def error(x, exact):
+    return (x.double() - exact).norm().item()
+
+
+@compiled
+@pytest.mark.parametrize('dtype', cpu.DTYPES, ids=str)
+@pytest.mark.parametrize('rotary', [True, False])
+@pytest.mark.parametrize('shape', SHAPES, ids=str)
+def test_loses_no_more_than_plain_pytorch(shape, rotary, dtype):
+    tensors, grad, size = inputs(shape, dtype)
+    exact = outcomes(_equations, tensors, grad, size, rotary, torch.float64)
+    plain = outcomes(_equations, tensors, grad, size, rotary)
+    fused = outcomes(softmax.softmax_attention, tensors, grad, size, rotary)
+    for name, x, y, z in zip(('out', 'dq', 'dk', 'dv'), fused, plain, exact):
+        assert x.dtype == dtype
+        # 1.5 times what PyTorch loses, or two units in the last place of the gradient that comes
+        # in where that is less: with one token dq and dk are differences of two such numbers.
+        allowed = max(1.5 * error(y, z), 2 * torch.finfo(dtype).eps * grad.double().norm().item())
+        assert error(x, z) <= allowed, name
+
+
+@compiled
+def test_large_scores_and_a_growing_maximum():
+    """The largest score comes last, far above the others: what was summed before fades away."""
+    q = torch.ones(1, 1, 100, 32)
+    k = torch.linspace(0, 20, 100).view(1, 1, 100, 1).expand(-1, -1, -1, 32).contiguous()
+    v = torch.arange(100.0).view(1, 1, 100, 1).expand(-1, -1, -1, 32).contiguous()
+    out = softmax.softmax_attention(q, k, v, (10, 10), 1.0, False)
+    exact = _equations(q.double(), k.double(), v.double(), (10, 10), 1.0, False)
+    # scores up to 640 are rounded to 640 * 6e-8, their exponentials to as much
+    torch.testing.assert_close(out.double(), exact, rtol=1e-4, atol=0)
+    q[0, 0, 3] = float('nan')
+    out = softmax.softmax_attention(q, k, v, (10, 10), 1.0, False)
+    assert out[0, 0, 3].isnan().all() and out[0, 0, 4:].isfinite().all()
+
+
+@compiled
+def test_results_repeat_whatever_the_number_of_threads():
+    tensors, grad, size = inputs((2, 2, 9, 17, 64), torch.float32)
+    threads = torch.get_num_threads()
+    try:
+        results = []
+        for number in (1, 2, 3):
+            torch.set_num_threads(number)
+            results.append(softmax.softmax_attention(*tensors, size, 0.125, True))
+    finally:
+        torch.set_num_threads(threads)
+    assert torch.equal(results[0], results[1]) and torch.equal(results[0], results[2])
+
+
+@compiled
+def test_the_public_operator_uses_it_for_any_strides():
+    for token_major in (True, False):
+        tensors, _, size = inputs((2, 2, 5, 6, 32), torch.float32, token_major)
+        expected = softmax.softmax_attention(*tensors, size, 32**-0.5, True)
+        assert torch.equal(ops.softmax_attention(*tensors, size=size), expected)
+    tensors[0].data = tensors[0].data.mT.contiguous().mT  # channels apart
+    assert torch.equal(ops.softmax_attention(*tensors, size=size), expected)
+
+
+@compiled
+def test_is_a_proper_operator():
+    tensors, _, _ = inputs((1, 2, 3, 4, 32), torch.float32)
+    tests = ('test_schema', 'test_autograd_registration', 'test_faketensor')
+    arguments = (*tensors, 3, 4, 0.125, True)
+    torch.library.opcheck(torch.ops.mala_mm.softmax_attention, arguments, test_utils=tests)
+
+
+@compiled
+def test_counts_as_the_products_that_it_is():
+    tensors, _, size = inputs((2, 3, 4, 5, 32), torch.float32)
+    with FlopCounterMode(display=False) as counter:
+        softmax.softmax_attention(*tensors, size, 1.0, True)
+    assert counter.get_total_flops() == 2 * 2 * (4 * 5) ** 2 * 32 * 2 * 3  # B = 2, three heads
