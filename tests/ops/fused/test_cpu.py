@@ -9,7 +9,7 @@ from torch.profiler import profile
 from benchmarks import accuracy
 from mala_mm import ops
 from mala_mm.ops.fused import cpu, library
-from mala_mm.ops.fused.cpu import compiled, tiles
+from mala_mm.ops.fused.cpu import build, compiled, tiles
 from mala_mm.ops.fused.dispatch import eager
 
 VARIANTS = [
@@ -369,7 +369,7 @@ def test_another_source_or_machine_is_compiled_for_anew(monkeypatch, tmp_path):
     source.write_text('#error edited')
     assert 'edited' in compiled.why_not(q)
     source.write_bytes(code)
-    monkeypatch.setattr(compiled, '_processor', lambda: 'another that shares the home folder')
+    monkeypatch.setattr(build, '_processor', lambda: 'another that shares the home folder')
     assert compiled.why_not(q) is None
     assert len([*(tmp_path / 'cache').rglob('*.so')]) == 2
 
