@@ -9,7 +9,7 @@ from mmengine.config import Config
 from mmengine.model import BaseModel
 from torch import nn
 
-from mala_mm.engine.hooks import CheckInvalidLossHook
+from mala_mm.engine.hooks import CheckInvalidLossHook, CheckpointGuard
 from mala_mm.engine.runner import Runner
 from mala_mm.engine.train import latest_checkpoint
 from mala_mm.errors import UserError
@@ -102,3 +102,14 @@ def test_losses_are_always_checked(tmp_path):
     assert checks(make_runner(tmp_path / 'default')) == [1]
     own = dict(type='mala_mm.CheckInvalidLossHook', interval=50)
     assert checks(make_runner(tmp_path / 'own', custom_hooks=[own])) == [50]
+
+
+def test_only_a_new_training_may_start_from_other_heads(tmp_path):
+    def other_heads(name, **changes):
+        runner = make_runner(tmp_path / name, **changes)
+        return [hook.other_heads for hook in runner._hooks if isinstance(hook, CheckpointGuard)]
+
+    assert other_heads('fine_tuning') == [True]
+    assert other_heads('resumed', resume=True) == [False]
+    nothing = dict.fromkeys(('train_dataloader', 'train_cfg', 'optim_wrapper'))
+    assert other_heads('tested', **nothing) == [False]

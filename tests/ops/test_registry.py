@@ -114,7 +114,9 @@ def test_an_unknown_operator_or_option_is_named():
         build_operator('mala', 1, 8, form='exact')
     with pytest.raises(ValueError, match=r"backend must be one of .*got 'cuda'"):
         build_operator('linear', 1, 8, backend='cuda')
-    for option, value in (('eps', -1.0), ('eps', 'small'), ('scale', 0), ('rotary', 1)):
+    assert build_operator('mala', 1, 8, eps=0).eps == 0
+    wrong = (('eps', -1.0), ('eps', 'small'), ('scale', 0), ('scale', True), ('rotary', 1))
+    for option, value in wrong:
         with pytest.raises(ValueError, match=f'{option} must be .*got {value!r}'):
             build_operator('mala', 1, 8, **{option: value})
     with pytest.raises(ValueError, match='scale must be'):
@@ -139,6 +141,9 @@ def test_inputs_of_another_width_are_refused():
     operator = build_operator('softmax', 2, 8)
     q = torch.zeros(1, 2, 6, 4)
     with pytest.raises(ValueError, match=r'2 heads of width 8, got .*\(1, 2, 6, 4\)'):
+        operator(q, q, q, (2, 3))
+    q = torch.zeros(1, 3, 6, 8)
+    with pytest.raises(ValueError, match=r'2 heads of width 8, got .*\(1, 3, 6, 8\)'):
         operator(q, q, q, (2, 3))
 
 
