@@ -83,6 +83,27 @@ def test_tiny_scales_keep_their_gradients_in_half_types(dtype):
         assert (x - y).norm() <= tolerance * y.norm()
 
 
+@pytest.mark.parametrize(
+    ('kind', 'dtype'),
+    # A model cast to float16 has no scale of 1e-6 to begin with.
+    [('autocast', torch.bfloat16), ('autocast', torch.float16), ('cast', torch.bfloat16)],
+)
+@pytest.mark.parametrize('grad', [True, False])
+def test_half_types_lose_little_at_any_scale(kind, grad, dtype):
+    torch.manual_seed(0)
+    ffn = ConvFFN(32, 100)
+    x, scale = torch.randn(2, 32, 7, 9), torch.full((32,), 1e-6)
+    exact = copy.deepcopy(ffn).double()(x.double(), scale.double())
+    with torch.set_grad_enabled(grad):
+        if kind == 'autocast':
+            with torch.autocast('cpu', dtype):
+                out = ffn(x, scale)
+        else:
+            out = ffn.to(dtype)(x.to(dtype), scale.to(dtype))
+    # Some six roundings in sequence: input, weights, scale, hidden map, its convolution, output.
+    assert (out - exact).norm() <= 6 * torch.finfo(dtype).eps * exact.norm()
+
+
 @compiled
 def test_training_keeps_the_hidden_map_once():
     """Of the feed-forward network: its input, and the hidden map before the GELU."""

@@ -20,6 +20,21 @@ from mala_mm.registry import WEIGHT_INITIALIZERS
 from ..layers import Block, ConvStem, LayerNorm2d
 from .archs import ARCHS
 
+# Elements of the largest map of a block, the packed projection: at inference on the CPU images are
+# taken through a stage so many at a time that it stays in the cache, and below the 32 MiB from
+# which on the C library asks the system for fresh pages at every allocation.
+GROUP_ELEMENTS = 1 << 22
+
+
+def _in_groups(stage: nn.Module, x: Tensor) -> Tensor:
+    batch, channels, height, width = x.shape
+    if x.device.type != 'cpu' or torch.is_grad_enabled() or torch.compiler.is_compiling():
+        return stage(x)
+    images = max(1, GROUP_ELEMENTS // (4 * channels * height * width))
+    if images >= batch:
+        return stage(x)
+    return torch.cat([stage(part) for part in x.split(images)])
+
 
 class AttentionPyramid(BaseModule):
     """A four-stage vision transformer, strides 4 to 32, with an attention operator per stage.
@@ -236,7 +251,7 @@ class AttentionPyramid(BaseModule):
         for i, stage in enumerate(self.stages):
             if i > 0:
                 x = self.downsamples[i - 1](x)
-            x = stage(x)
+            x = _in_groups(stage, x)
             if i in self.out_indices:
                 norm = getattr(self, f'norm{i}', None)
                 out = x if norm is None else norm(x)

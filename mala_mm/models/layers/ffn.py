@@ -13,11 +13,11 @@ from mala_mm.ops.fused.depthwise import (
     gelu_depthwise_linear,
 )
 
-from .pointwise import PointwiseConv2d, fusible
+from .pointwise import PointwiseConv2d, compute_dtype, fusible
 
 # Elements of the hidden map at inference: it stays in the third-level cache, and below the 32 MiB
 # from which on the C library asks the system for fresh pages at every allocation.
-BAND_ELEMENTS = 1 << 21
+BAND_ELEMENTS = 1 << 22
 
 
 class ConvFFN(BaseModule):
@@ -36,9 +36,11 @@ class ConvFFN(BaseModule):
 
     def forward(self, x: Tensor, scale: Tensor | None = None) -> Tensor:
         """Map (B, C, H, W) to (B, C, H, W), each output channel times ``scale`` (C, ) if given."""
-        if not (fusible(x, self.fc1, self.dwconv, self.fc2) and can_fuse_depthwise(x)):
+        if not (fusible(self.fc1, self.dwconv, self.fc2) and can_fuse_depthwise(x)):
             x = F.gelu(self.fc1(x))
             return self.fc2(x + self.dwconv(x), scale)
+        if scale is not None and compute_dtype(x) == torch.float16:
+            return self(x) * scale[:, None, None]  # as PointwiseConv2d
         if torch.is_grad_enabled():
             x = self.fc1(x)
             weight, bias = self.fc2.scaled(scale)
@@ -48,15 +50,17 @@ class ConvFFN(BaseModule):
     def _in_bands(self, x: Tensor, scale: Tensor | None) -> Tensor:
         """The same, some rows of an image at a time, so that the hidden map stays in the cache."""
         height, width = x.shape[2:]
-        bands = -(-height * width * self.fc1.out_channels // BAND_ELEMENTS)
+        elements = height * width * self.fc1.out_channels  # of one image
+        images = max(1, BAND_ELEMENTS // elements)
+        bands = -(-elements // BAND_ELEMENTS)
         rows = max(8, -(-height // bands))  # of one size: memory is used again
         weight, bias = self.fc2.scaled(scale)
-        out = torch.empty_like(x, memory_format=torch.channels_last)
-        for image, result in zip(x.split(1), out.split(1)):
+        out = torch.empty_like(x, dtype=compute_dtype(x), memory_format=torch.channels_last)
+        for part, result in zip(x.split(images), out.split(images)):
             for first in range(0, height, rows):
                 last = min(first + rows, height)
                 top, bottom = max(first - 1, 0), min(last + 1, height)  # the convolution's edge
-                hidden = self.fc1(image[:, :, top:bottom])
+                hidden = self.fc1(part[:, :, top:bottom])
                 hidden = depthwise_residual(hidden, self.dwconv.weight, self.dwconv.bias, gelu=True)
                 hidden = hidden[:, :, first - top : last - top]
                 result[:, :, first:last] = F.conv2d(hidden, weight, bias)

@@ -1,5 +1,6 @@
 """LayerNorm over the channels of a feature map."""
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -20,5 +21,7 @@ class LayerNorm2d(nn.LayerNorm):
     def forward(self, x: Tensor) -> Tensor:
         """Map (B, C, H, W) to (B, C, H, W)."""
         x = x.permute(0, 2, 3, 1)  # (B, H, W, C)
+        if x.dtype != self.weight.dtype and x.dtype in (torch.float16, torch.bfloat16):
+            x = x.float()  # under autocast, as it does by itself on a GPU
         x = F.layer_norm(x, self.normalized_shape, self.weight, self.bias, self.eps)
         return x.permute(0, 3, 1, 2)

@@ -23,7 +23,7 @@ class PointwiseConv2d(nn.Conv2d):
 
     def forward(self, x: Tensor, scale: Tensor | None = None) -> Tensor:
         """Map (B, C, H, W) to (B, D, H, W), each output channel times ``scale`` (D, ) if given."""
-        if scale is not None and _dtype(x) == torch.float16:
+        if scale is not None and compute_dtype(x) == torch.float16:
             # A scale of 1e-6 would take weights out of float16's range.
             return self.forward(x) * scale[:, None, None]
         weight, bias = self.scaled(scale)
@@ -39,7 +39,7 @@ class PointwiseConv2d(nn.Conv2d):
         return self.weight * scale[:, None, None, None], bias
 
 
-def _dtype(x: Tensor) -> torch.dtype:
+def compute_dtype(x: Tensor) -> torch.dtype:
     """The type in which a convolution of ``x`` is computed."""
     kind = x.device.type
     if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
@@ -47,19 +47,15 @@ def _dtype(x: Tensor) -> torch.dtype:
     return x.dtype
 
 
-def fusible(x: Tensor, *modules: nn.Conv2d) -> bool:
+def fusible(*modules: nn.Conv2d) -> bool:
     """Whether the weights of these modules may be used without calling them.
 
     Not where a hook or a module put in place of one (an adapter, say) waits for the call, and not
     for a compiler, which fuses by itself.
     """
-    return (
-        not torch.compiler.is_compiling()
-        and _dtype(x) == x.dtype
-        and all(
-            type(m) in (nn.Conv2d, PointwiseConv2d)
-            and not m._forward_hooks
-            and not m._forward_pre_hooks
-            for m in modules
-        )
+    return not torch.compiler.is_compiling() and all(
+        type(m) in (nn.Conv2d, PointwiseConv2d)
+        and not m._forward_hooks
+        and not m._forward_pre_hooks
+        for m in modules
     )
