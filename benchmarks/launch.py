@@ -1,6 +1,6 @@
 """What a call of the fused operators costs the host: no GPU is needed.
 
-    python -m benchmarks.launch [--against 372ef81] [--rounds 5]
+    python -m benchmarks.launch [--against 372ef81] [--rounds 3] [--out FILE]
 
 Everything runs that runs on a machine with a GPU (checks, plans, allocation, autograd, Triton's own
 path to a kernel, compiled for sm_90) but for the driver: a stub takes its place, so that a launch
@@ -10,7 +10,8 @@ call, the least of many batches. What a GPU adds is the driver's launch (about 2
 the hop to autograd's thread of the device.
 
 By part: what is left when launches do nothing is planning and all before; what is left when the
-backend does nothing is checks, views, autograd and the memory of the results.
+backend does nothing is checks, views, autograd and the memory of the results. Below the table is
+what autograd takes for a function of the same tensors that only allocates: less no operator can.
 """
 
 from __future__ import annotations
@@ -156,6 +157,25 @@ def microseconds(call, seconds: float = 0.15) -> float:
     return min(taken)
 
 
+def empty_function() -> float:
+    """Forward and backward of a function that does nothing but allocate, in microseconds."""
+    import torch
+
+    class Empty(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, *inputs):
+            ctx.save_for_backward(*inputs)
+            return torch.empty_like(inputs[-1])
+
+        @staticmethod
+        def backward(ctx, grad):
+            return tuple(map(torch.empty_like, ctx.saved_tensors))
+
+    inputs = [torch.randn(2, n * 128, 6, 8, requires_grad=True) for n in (4, 1)]
+    grad = torch.randn(2, 128, 6, 8)
+    return microseconds(lambda: torch.autograd.grad(Empty.apply(*inputs), inputs, grad))
+
+
 def probe() -> dict:
     """Times of this process's tree, by operator, call and level."""
     import torch
@@ -169,6 +189,7 @@ def probe() -> dict:
             for level in LEVELS:
                 with stubbed(level):
                     times.setdefault(operator, {}).setdefault(name, {})[level] = microseconds(call)
+    times['empty'] = empty_function()
     return times
 
 
@@ -241,12 +262,25 @@ def table(times: dict[str, dict]) -> str:
     return '\n'.join(lines)
 
 
+def processor() -> str:
+    """The processor, torch and Triton of this machine."""
+    from importlib.metadata import version
+
+    model = 'unknown processor'
+    with contextlib.suppress(OSError):
+        for line in Path('/proc/cpuinfo').read_text().splitlines():
+            if line.startswith('model name'):
+                model = line.partition(':')[2].strip()
+    return f'{model}, torch {version("torch")}, triton {version("triton")}'
+
+
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument('--against', default='372ef81', metavar='COMMIT', help='what to compare')
     parser.add_argument('--rounds', type=int, default=3, help='how often the trees take turns')
+    parser.add_argument('--out', type=Path, help='also write the table there')
     parser.add_argument('--probe', action='store_true', help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
     if args.probe:
@@ -255,7 +289,22 @@ def main(argv: list[str] | None = None) -> None:
     with checkout(args.against) as folder:
         trees = {args.against: folder, 'this tree': str(REPO)}
         rounds = [{name: measure(tree) for name, tree in trees.items()} for _ in range(args.rounds)]
-    print(table({name: least([r[name] for r in rounds]) for name in trees}))
+    empty = min(found['empty'] for r in rounds for found in r.values())
+    text = [
+        '# What a call costs the host',
+        '',
+        f'`python -m benchmarks.launch --against {args.against} --rounds {args.rounds}`, '
+        f'{processor()}. Processor time of one thread, without the driver; bf16, token-major, '
+        'd = 64.',
+        '',
+        table({name: least([r[name] for r in rounds]) for name in trees}),
+        '',
+        'Forward + backward of an empty `autograd.Function` on the same tensors, through '
+        f'`torch.autograd.grad`: {empty:.0f} us.',
+    ]
+    print('\n'.join(text))
+    if args.out:
+        args.out.write_text('\n'.join(text) + '\n')
 
 
 if __name__ == '__main__':

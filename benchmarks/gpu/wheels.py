@@ -22,7 +22,14 @@ WHEELS = (
     'mmcv-lite==2.1.0',
     'mmpretrain==1.2.0',
     # what these import
-    *('addict==2.4.0', 'yapf==0.43.0', 'platformdirs', 'termcolor', 'mat4py', 'model-index==0.1.11'),
+    *(
+        'addict==2.4.0',
+        'yapf==0.43.0',
+        'platformdirs',
+        'termcolor',
+        'mat4py',
+        'model-index==0.1.11',
+    ),
     *('ordered-set', 'importlib-metadata==7.2.1', 'zipp'),
 )
 LIMIT = 64 * 2**20

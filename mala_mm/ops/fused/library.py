@@ -335,13 +335,14 @@ class FusedAttention(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad: Tensor) -> tuple[Tensor | None, ...]:
         """Gradients of the inputs, none of the options."""
-        gated = len(ctx.saved_tensors) == 3
+        saved = ctx.saved_tensors
+        gated = len(saved) == 3
         if torch.is_grad_enabled():  # the ops refuse a second derivative where it is asked for
             ops = torch.ops.mala_mm
             compute = ops.gated_attention_backward if gated else ops.attention_backward
         else:
             compute = _gated_attention_backward if gated else _attention_backward
-        return None, *compute(grad, *ctx.saved_tensors, *ctx.spec)
+        return None, *compute(grad, *saved, *ctx.spec)
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, *spec) -> Tensor:

@@ -203,3 +203,69 @@ def test_onnx_takes_the_form_of_pytorch():
     file = io.BytesIO(program.model_proto.SerializeToString())
     model = onnx.load(file)
     assert {node.domain for node in model.graph.node} <= {'', 'ai.onnx', 'pkg.onnxscript.torch_lib'}
+
+
+class Ops(torch.utils._python_dispatch.TorchDispatchMode):
+    """Notes the ops of this package that run inside."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if function.namespace == 'mala_mm':
+            self.names.append(function._schema.name.partition('::')[2])
+        return function(*args, **(kwargs or {}))
+
+
+def test_a_dispatch_mode_sees_the_ops():
+    """Counters and tracers work on ops; a plain call spares the dispatcher."""
+    qkvo, lepe = packed()
+    with Ops() as ops_inside:
+        out = ops.gated_attention(qkvo, lepe, 2, backend='cpu')
+        out.sum().backward()
+    assert ops_inside.names == ['gated_attention', 'gated_attention_backward']
+    plain = ops.gated_attention(qkvo, lepe, 2, backend='cpu')
+    assert type(plain.grad_fn).__name__ == 'FusedAttentionBackward'
+
+
+@pytest.mark.parametrize('kind', SPECS)
+def test_the_short_way_computes_what_the_ops_compute(kind):
+    qkvo, lepe = packed()
+    q, k, v, _ = (library.split_heads(x, 2).detach().requires_grad_() for x in qkvo.chunk(4, 1))
+    for name, inputs, rest in (
+        ('gated_attention', (qkvo, lepe), (2,)),
+        ('attention', (q, k, v), (3, 5)),
+    ):
+        arguments = (*inputs, *rest, *SPECS[kind])
+        long = getattr(torch.ops.mala_mm, name)(*arguments)[0]
+        short = getattr(library, name)(*arguments)
+        grad = torch.randn_like(long)
+        gradients = [torch.autograd.grad(out, inputs, grad) for out in (long, short)]
+        assert torch.equal(long, short) and short.stride() == long.stride()
+        assert all(map(torch.equal, *gradients))
+        with torch.no_grad():
+            assert torch.equal(getattr(library, name)(*arguments), short)
+
+
+@pytest.mark.parametrize('batch, size', [(0, (3, 5)), (2, (0, 5)), (2, (3, 0))])
+@pytest.mark.parametrize('kind', library.KINDS)
+def test_no_images_and_no_tokens(kind, batch, size):
+    qkvo = torch.randn(batch, 64, *size, requires_grad=True)
+    lepe = torch.randn(batch, 16, *size, requires_grad=True)
+    out = ops.gated_attention(qkvo, lepe, 2, kind=kind, backend='cpu')
+    assert out.shape == lepe.shape
+    out.sum().backward()
+    assert qkvo.grad.shape == qkvo.shape and lepe.grad.shape == lepe.shape
+
+
+def test_the_gradient_of_a_sum_is_read_where_it_lies():
+    """Autograd expands it: all strides are 0."""
+    gradients = []
+    for dense in (False, True):
+        qkvo, lepe = packed()
+        out = ops.gated_attention(qkvo, lepe, 2, backend='cpu')
+        grad = torch.ones(()).expand(out.shape)
+        out.backward(torch.ones_like(out) if dense else grad)
+        gradients.append((qkvo.grad, lepe.grad))
+    assert all(map(torch.equal, *gradients))
