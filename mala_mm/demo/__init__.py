@@ -1,4 +1,4 @@
-"""The demonstration: painted scenes (:mod:`.scenes`) and their files (:mod:`.writers`).
+"""Painted scenes (:mod:`.scenes`), their files (:mod:`.writers`) and the demonstration on them.
 
 Importing this package costs nothing: only the class names are loaded.
 """
