@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from mmcv.cnn import build_norm_layer
+from mmcv.cnn import build_norm_layer, fuse_conv_bn
 from mmengine.logging import print_log
 from mmengine.model import BaseModule, ModuleList, PretrainedInit, Sequential
 from torch import Tensor, nn
@@ -71,6 +71,7 @@ class AttentionPyramid(BaseModule):
         output_norm (bool): Whether each returned map passes a LayerNorm of its own, as dense
             prediction wants it. The published classifiers have none.
         with_cp (bool): Whether to recompute blocks in the backward pass, to save memory.
+        deploy (bool): For inference alone: call :meth:`deploy` before the first image.
         init_cfg (dict | list[dict], optional): mmengine's initialisation config.
             ``dict(type='Pretrained', checkpoint=...)`` takes this package's files and those with
             the published names, see :func:`mala_mm.checkpoint.load_into`.
@@ -96,6 +97,7 @@ class AttentionPyramid(BaseModule):
         norm_eval: bool = False,
         output_norm: bool = True,
         with_cp: bool = False,
+        deploy: bool = False,
         init_cfg: dict | list[dict] | None = None,
     ) -> None:
         if init_cfg is None:
@@ -116,6 +118,7 @@ class AttentionPyramid(BaseModule):
             )
         self.frozen_stages = frozen_stages
         self.norm_eval = norm_eval
+        self._deploy_first, self._deployed = deploy, False
         if drop_path_rate is None:
             drop_path_rate = arch['drop_path_rate']
         last_block = max(sum(self.depths) - 1, 1)
@@ -244,6 +247,8 @@ class AttentionPyramid(BaseModule):
             tuple[Tensor, ...]: For each stage i of ``out_indices`` a map of shape
             (B, embed_dims[i], ceil(H / 2^(i+2)), ceil(W / 2^(i+2))), contiguous.
         """
+        if self._deploy_first and not self._deployed:
+            self.deploy()
         # Token-major memory: LayerNorm, 1x1 convolutions and attention then need no copies.
         x = x.contiguous(memory_format=torch.channels_last)
         x = self.stem(x)
@@ -259,6 +264,31 @@ class AttentionPyramid(BaseModule):
                 # a channels_last map without complaint and returns wrong features.
                 outs.append(out.contiguous())
         return tuple(outs)
+
+    def deploy(self) -> AttentionPyramid:
+        """Fold norms and layer scales into the convolutions before them, for inference.
+
+        The same outputs up to rounding, with fewer operations. The weights have other values and
+        partly no names of their own afterwards: load a checkpoint before, and save none.
+
+        Returns:
+            AttentionPyramid: The backbone itself, in evaluation mode.
+
+        Raises:
+            RuntimeError: In training mode.
+        """
+        if self.training:
+            raise RuntimeError(
+                'a backbone in training mode cannot be deployed: call eval() before, and set no '
+                'deploy=True in a config for training'
+            )
+        if not self._deployed:
+            fuse_conv_bn(self.stem)
+            fuse_conv_bn(self.downsamples)
+            for block in (block for stage in self.stages for block in stage):
+                block.deploy()
+            self._deployed = True
+        return self
 
     def init_weights(self) -> None:
         """Initialise the weights from ``init_cfg``.
@@ -284,6 +314,10 @@ class AttentionPyramid(BaseModule):
     def _load_from_state_dict(
         self, state_dict: dict, prefix: str, local_metadata: dict, *args: Any
     ) -> None:
+        if self._deployed:
+            raise RuntimeError(
+                'a deployed backbone takes no checkpoint: load it before deploy(), into a new model'
+            )
         trained, built = local_metadata.get('attn_types'), len(self.stages)
         if trained is not None and tuple(trained[:built]) != self.attn_types[:built]:
             message = (
@@ -312,6 +346,8 @@ class AttentionPyramid(BaseModule):
 
     def train(self, mode: bool = True) -> AttentionPyramid:
         """Set the mode; frozen stages, and norms if ``norm_eval``, stay in evaluation mode."""
+        if mode and self._deployed:
+            raise RuntimeError('a deployed backbone cannot be trained: build a new one')
         super().train(mode)
         if mode:
             self._freeze_stages()

@@ -65,8 +65,8 @@ class Block(BaseModule):
             x = depthwise_residual(x, self.pos.weight, self.pos.bias)
         else:
             x = x + self.pos(x)
-        x = self._add(x, self.attn(self.norm1(x), self.gamma1.weight))
-        return self._add(x, self.ffn(self.norm2(x), self.gamma2.weight))
+        x = self._add(x, self.attn(self.norm1(x), _scale(self.gamma1)))
+        return self._add(x, self.ffn(self.norm2(x), _scale(self.gamma2)))
 
     def _add(self, x: Tensor, branch: Tensor) -> Tensor:
         """``x + drop_path(branch)`` in one pass."""
@@ -76,8 +76,21 @@ class Block(BaseModule):
             return torch.addcmul(x, branch, kept.to(branch.dtype).div_(keep))
         return x + branch
 
+    @torch.no_grad()
+    def deploy(self) -> None:
+        """Fold the layer scales into the projections before them."""
+        for name, conv in (('gamma1', self.attn.proj), ('gamma2', self.ffn.fc2)):
+            weight, bias = conv.scaled(getattr(self, name).weight)
+            conv.weight.copy_(weight)
+            conv.bias.copy_(bias)
+            setattr(self, name, None)
+
     def forward(self, x: Tensor) -> Tensor:
         """Map (B, C, H, W) to (B, C, H, W)."""
         if self.with_cp and x.requires_grad:
             return cp.checkpoint(self._forward, x, use_reentrant=False)
         return self._forward(x)
+
+
+def _scale(gamma: LayerScale | None) -> Tensor | None:
+    return None if gamma is None else gamma.weight
