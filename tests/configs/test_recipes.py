@@ -268,6 +268,22 @@ def test_classification_schedule():
         assert rates[e, 0] == rates[e, 3] == pytest.approx(expected, rel=1e-9)
 
 
+def test_classification_head():
+    """DeiT's: weights of deviation 0.02, a tenth of the label spread over all classes."""
+    cfg = first_of(RECIPES['{}_8xb128_in1k']).load()
+    with scope_of(cfg):
+        head = MODELS.build(cfg.model.head)
+    torch.manual_seed(0)
+    head.init_weights()
+    # the standard error of the deviation of two million values is 0.05 %
+    assert head.fc.weight.std().item() == pytest.approx(0.02, rel=0.003)
+    assert not head.fc.bias.any()
+    scores = torch.randn(1, 1000)
+    log = scores.log_softmax(1)[0]
+    expected = -(0.9 * log[3] + 0.1 * log.mean())
+    torch.testing.assert_close(head.loss_module(scores, torch.tensor([3])), expected)
+
+
 def test_multi_scale_pipeline():
     """Half the images are resized once, half are resized, cropped and resized again."""
     cfg = first_of(RECIPES['mask-rcnn_{}_fpn_amp-ms-crop-3x_coco']).load()
