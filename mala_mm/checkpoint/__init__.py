@@ -1,6 +1,6 @@
 """Checkpoints: reading them safely, loading them with an account, converting published ones."""
 
-from .files import enforce_safe_loading, load_checkpoint, save_checkpoint
+from .files import enforce_safe_loading, load_checkpoint, safe_loading, save_checkpoint
 from .load import LoadReport, load_into
 
 __all__ = [
@@ -8,5 +8,6 @@ __all__ = [
     'enforce_safe_loading',
     'load_checkpoint',
     'load_into',
+    'safe_loading',
     'save_checkpoint',
 ]

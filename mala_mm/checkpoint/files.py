@@ -6,23 +6,26 @@ containers and the few types that mmengine's Runner adds, and refuses the rest.
 
 from __future__ import annotations
 
+import errno
 import json
+import logging
 import os
 import re
 import zipfile
 from collections import OrderedDict
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
 
 import torch
+from mmengine.logging import print_log
 from mmengine.runner import CheckpointLoader
 from torch import Tensor
 
 from mala_mm import files
-from mala_mm.compat import allow_mmengine_types, safe_globals
+from mala_mm.compat import safe_globals
 from mala_mm.errors import UserError
 
 META_KEY = 'mala_mm'
@@ -102,10 +105,10 @@ def _explain(path: str, error: Exception) -> UserError:
     message = str(error)
     if isinstance(error, PermissionError):
         return UserError(f'checkpoint {path} cannot be read: permission denied; fix its mode')
-    found = re.search(r'GLOBAL (\S+(?:\(.*?\))?)|reduce for unrecognized function (.+)', message)
-    if isinstance(error, UnpicklingError) and found:
+    forbidden = _forbidden(error)
+    if forbidden:
         return UserError(
-            f'checkpoint {path} was refused because it asks for {found[1] or found[2]}, which is '
+            f'checkpoint {path} was refused because it asks for {forbidden}, which is '
             'neither a tensor nor a plain value and could run code; ask its author for a file '
             'with the weights alone, or a .safetensors file'
         )
@@ -119,6 +122,13 @@ def _explain(path: str, error: Exception) -> UserError:
         f'checkpoint {path} is damaged, cut short or no checkpoint ({reason}); '
         'copy or download it again'
     )
+
+
+def _forbidden(error: Exception) -> str | None:
+    """What a pickle asks for that is neither a tensor nor a plain value, if that is the error."""
+    pattern = r'GLOBAL (\S+(?:\(.*?\))?)|reduce for unrecognized function (.+)'
+    found = re.search(pattern, str(error)) if isinstance(error, UnpicklingError) else None
+    return (found[1] or found[2]) if found else None
 
 
 def _is_url(path: str) -> bool:
@@ -211,22 +221,83 @@ def check_writable(path: Path, overwrite: bool) -> None:
         raise UserError(f'{path} exists already; choose another name or pass --force')
 
 
-def enforce_safe_loading() -> None:
-    """Make every checkpoint that this process reads from now on safe.
+def check_written(path: Path) -> None:
+    """Read a file back that training wrote, before it takes its name.
 
-    mmengine's Runner, ``init_cfg=dict(type='Pretrained')`` and the inference functions of mmdet,
-    mmseg and mmpretrain load through mmengine's ``CheckpointLoader``: its local files go through
-    :func:`load_checkpoint` from here on, and all other ``torch.load`` calls read weights only.
+    Args:
+        path (Path): The file, in torch's format.
+
+    Raises:
+        OSError: If it does not hold what was written.
     """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            damaged = archive.testzip()
+        if damaged is not None:
+            raise zipfile.BadZipFile(f'the checksum of {damaged} is wrong')
+        with _weights_only():
+            torch.load(path, map_location='cpu', weights_only=True, mmap=True)
+    except UnpicklingError as error:  # it is whole, so that unsafe loading would read it
+        print_log(
+            f'The checkpoint asks for {_forbidden(error) or error}, which safe loading will '
+            'refuse; keep plain values and tensors in it',
+            'current',
+            logging.WARNING,
+        )
+    except (zipfile.BadZipFile, RuntimeError) as error:
+        raise OSError(errno.EIO, f'it reads back differently: {error}') from error
 
-    def load_from_local(filename: str, map_location: Any = None) -> dict:
-        checkpoint = load_checkpoint(filename, map_location)
-        # Runner.resume runs this text as Python. mmengine itself writes `cfg`, which it does not.
-        if isinstance(checkpoint.get('meta'), dict):
-            checkpoint['meta'].pop('config', None)
-        return checkpoint
 
-    os.environ.pop(_FORCE_NOT, None)
-    os.environ[_FORCE] = '1'
-    allow_mmengine_types()
-    CheckpointLoader.register_scheme(prefixes='', loader=load_from_local, force=True)
+def non_finite(tensors: Mapping[str, Any]) -> list[str]:
+    """The names of those that hold NaN or infinity, in their order.
+
+    Args:
+        tensors (Mapping[str, Any]): For example a state dict; what is no tensor is passed over.
+    """
+    return [
+        name
+        for name, tensor in tensors.items()
+        if isinstance(tensor, Tensor)
+        and tensor.is_floating_point()
+        and not torch.isfinite(tensor).all()
+    ]
+
+
+@contextmanager
+def safe_loading() -> Iterator[None]:
+    """Make every checkpoint that is read inside safe, whoever reads it.
+
+    The inference functions of mmdet, mmseg and mmpretrain, ``init_cfg=dict(type='Pretrained')`` and
+    mmengine's Runner load through mmengine's ``CheckpointLoader``: its local files go through
+    :func:`load_checkpoint`, and all other ``torch.load`` calls read weights only, downloads
+    included. It holds for the whole process, other threads included, and ends with the block::
+
+        with safe_loading():
+            model = init_detector('config.py', 'from_somewhere.pth')
+    """
+    schemes = CheckpointLoader._schemes
+    with _weights_only():
+        CheckpointLoader._schemes = dict(schemes)
+        CheckpointLoader.register_scheme(prefixes='', loader=load_from_local, force=True)
+        try:
+            yield
+        finally:
+            CheckpointLoader._schemes = schemes
+
+
+def load_from_local(filename: str, map_location: Any = None) -> dict:
+    checkpoint = load_checkpoint(filename, map_location)
+    # Runner.resume runs this text as Python. mmengine itself writes `cfg`, which it does not.
+    if isinstance(checkpoint.get('meta'), dict):
+        checkpoint['meta'].pop('config', None)
+    return checkpoint
+
+
+def enforce_safe_loading() -> None:
+    """Begin what :func:`safe_loading` does, for the rest of this process."""
+    in_force = CheckpointLoader._schemes.get('') is load_from_local
+    if not in_force or os.environ.get(_FORCE) != '1':
+        _for_good.enter_context(safe_loading())
+
+
+_for_good = ExitStack()

@@ -20,7 +20,7 @@ from mala_mm.models import ARCHS, FAMILIES
 from mala_mm.registry import WEIGHT_INITIALIZERS
 
 from . import names
-from .files import load_checkpoint
+from .files import load_checkpoint, non_finite
 
 
 @dataclass(frozen=True)
@@ -163,6 +163,12 @@ def match(
             f'with {", ".join(list(weights)[:3])}, those of the model with '
             f'{", ".join([n for n in target if n.startswith(model_prefix)][:3])}; give a '
             'checkpoint of this backbone'
+        )
+    damaged = non_finite({name: weights[name] for name in report.loaded})
+    if damaged:
+        raise UserError(
+            f'{path} holds values that are not finite, the first in {damaged[0]} '
+            f'({len(damaged)} of {len(report.loaded)} tensors); give an earlier checkpoint'
         )
     _log(model, backbone, model_prefix, path, angles is not None, heads, report)
     return weights, report

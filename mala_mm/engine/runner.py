@@ -1,4 +1,4 @@
-"""mmengine's runner, made to run without a GPU and to look at checkpoints before it trusts them."""
+"""mmengine's runner, made to run without a GPU and to lose nothing."""
 
 from __future__ import annotations
 
@@ -8,15 +8,19 @@ from typing import Any
 
 import torch
 from mmengine.device import get_device
-from mmengine.dist import is_distributed, is_main_process
+from mmengine.dist import broadcast_object_list, is_distributed, is_main_process
+from mmengine.hooks import CheckpointHook as MMEngineCheckpointHook
+from mmengine.hooks import Hook
 from mmengine.model import revert_sync_batchnorm
+from mmengine.registry import HOOKS, LOOPS, Registry
 from mmengine.runner import Runner as MMEngineRunner
+from mmengine.runner.base_loop import BaseLoop
 from torch import nn
+from torch.utils.data import DataLoader
 
-from mala_mm.errors import UserError
-from mala_mm.files import replacing
-
-from .hooks import CheckInvalidLossHook, CheckpointGuard
+from .hooks import CheckInvalidLossHook, CheckpointGuard, CheckpointHook
+from .loops import EpochBasedTrainLoop, IterBasedTrainLoop
+from .resume import latest_checkpoint
 
 
 class Runner(MMEngineRunner):
@@ -28,7 +32,9 @@ class Runner(MMEngineRunner):
       which torch has for GPUs only, becomes BN there (mmengine does so for a single process).
     - A checkpoint has to fit the model: what is missing or unexpected is listed, and one that
       matches nothing of the backbone is refused.
-    - Training stops at a loss that is NaN or infinite (:class:`CheckInvalidLossHook`).
+    - Checkpoints are written by :class:`CheckpointHook`, and a resumed run goes on exactly as it
+      would have (:mod:`mala_mm.engine.loops`).
+    - Training stops at a loss or a gradient that is not finite (:class:`CheckInvalidLossHook`).
     - What a run wrote can be removed again, if it failed before it did any work.
     """
 
@@ -87,29 +93,63 @@ class Runner(MMEngineRunner):
             model_wrapper_cfg = {**defaults, **(model_wrapper_cfg or {}), 'device_ids': None}
         return super().wrap_model(model_wrapper_cfg, model)
 
-    def save_checkpoint(self, out_dir: str, filename: str, *args: Any, **kwargs: Any) -> None:
-        """Write a checkpoint under its name only once it is complete.
-
-        A run that is killed meanwhile leaves earlier checkpoints as they were.
+    def register_hook(self, hook: Hook | dict, priority: Any = None) -> None:
+        """Register a hook; ours takes the place of mmengine's CheckpointHook.
 
         Args:
-            out_dir (str): The folder, or a remote place that mmengine knows.
-            filename (str): The name of the file in it.
+            hook (Hook | dict): The hook or its config.
+            priority (int | str | Priority, optional): As in mmengine.
+        """
+        if isinstance(hook, dict) and _names(hook.get('type'), HOOKS, MMEngineCheckpointHook):
+            hook = {**hook, 'type': CheckpointHook}
+        super().register_hook(hook, priority)
+
+    def build_train_loop(self, loop: BaseLoop | dict) -> BaseLoop:
+        """Build the loop; ours take the place of mmengine's.
+
+        Args:
+            loop (BaseLoop | dict): The loop or its config.
+        """
+        if isinstance(loop, dict):
+            loop = dict(loop)
+            if 'type' not in loop and 'by_epoch' in loop:
+                by_epoch = loop.pop('by_epoch')
+                loop['type'] = EpochBasedTrainLoop if by_epoch else IterBasedTrainLoop
+            for ours in (EpochBasedTrainLoop, IterBasedTrainLoop):
+                if _names(loop.get('type'), LOOPS, ours.__base__):
+                    loop['type'] = ours
+        return super().build_train_loop(loop)
+
+    @staticmethod
+    def build_dataloader(*args: Any, **kwargs: Any) -> DataLoader:
+        """Build a data loader that leaves the process's random generator alone.
+
+        Args:
             *args: As in mmengine.
             **kwargs: As in mmengine.
+        """
+        loader = MMEngineRunner.build_dataloader(*args, **kwargs)
+        if loader.generator is None:
+            # torch draws a seed for workers whenever iteration starts, unless they persist. What
+            # mmengine seeds its workers with does not depend on it.
+            loader.generator = torch.Generator()
+        return loader
+
+    def load_or_resume(self) -> None:
+        """Load or resume a checkpoint; look for the latest one if none was named.
 
         Raises:
-            UserError: If the file cannot be written.
+            UserError: If the run has had checkpoints and none can be read.
         """
-        if '://' in str(out_dir):
-            super().save_checkpoint(out_dir, filename, *args, **kwargs)
-        elif is_main_process():
-            path = Path(out_dir) / filename
-            try:
-                with replacing(path) as part:
-                    super().save_checkpoint(out_dir, part.name, *args, **kwargs)
-            except OSError as error:
-                raise UserError(
-                    f'{path} could not be written ({error}); earlier checkpoints are intact: '
-                    'make room and continue with --resume'
-                ) from error
+        if self._resume and self._load_from is None and not self._has_loaded:
+            found = [latest_checkpoint(self.work_dir) if is_main_process() else None]
+            broadcast_object_list(found)
+            self._load_from, self._resume = found[0], found[0] is not None
+            if not self._resume:
+                self.logger.info(f'Nothing to resume in {self.work_dir}: training starts anew.')
+        super().load_or_resume()
+
+
+def _names(value: Any, registry: Registry, cls: type) -> bool:
+    """Whether the type of a config stands for this very class."""
+    return value is cls or (isinstance(value, str) and registry.get(value) is cls)

@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import logging
-import os
-import re
 from collections.abc import Sequence
-from pathlib import Path
 
 from mmengine.config import Config
-from mmengine.logging import print_log
 
-from mala_mm.checkpoint import load_checkpoint
 from mala_mm.errors import InvalidLossError, UserError
 
 from . import arguments
@@ -51,11 +45,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if args.auto_scale_lr:
         _enable_auto_scale_lr(cfg)
     if args.resume is not None:
-        resume_from = latest_checkpoint(cfg.work_dir) if args.resume == 'auto' else args.resume
-        if resume_from is None:
-            print_log(f'Nothing to resume in {cfg.work_dir}: training starts anew.', 'current')
-        else:
-            cfg.resume, cfg.load_from = True, resume_from
+        cfg.resume, cfg.load_from = True, None if args.resume == 'auto' else args.resume
     arguments.check_checkpoint(cfg.get('load_from'))
     arguments.check_data(cfg, 'train', 'val')
     runner = Runner.from_cfg(cfg)
@@ -65,39 +55,6 @@ def main(argv: Sequence[str] | None = None) -> None:
         if runner.iter == 0 and not isinstance(error, InvalidLossError):
             runner.discard_outputs()
         raise
-
-
-def latest_checkpoint(work_dir: str | os.PathLike) -> str | None:
-    """Find the latest checkpoint that can be read.
-
-    ``last_checkpoint``, which mmengine trusts, may name a file that was moved or damaged.
-
-    Args:
-        work_dir (str | os.PathLike): The work dir of the run.
-
-    Returns:
-        str | None: The path, or None if there is no checkpoint.
-
-    Raises:
-        UserError: If there are checkpoints but none can be read.
-    """
-    numbered = {
-        path: int(found[1])
-        for path in Path(work_dir).glob('*.pth')
-        if (found := re.fullmatch(r'(?:epoch|iter)_(\d+)\.pth', path.name))
-    }
-    damage = None
-    for path in sorted(numbered, key=numbered.__getitem__, reverse=True):
-        try:
-            load_checkpoint(path)
-        except UserError as error:
-            damage = error
-            print_log(f'Not resuming from {path}: {error}', 'current', logging.WARNING)
-        else:
-            return str(path)
-    if damage is not None:
-        raise damage
-    return None
 
 
 def _enable_auto_scale_lr(cfg: Config) -> None:

@@ -1,85 +1,13 @@
-"""The runner: whole checkpoints or none, nothing left behind, checks that are always on."""
+"""The runner: nothing left behind, checks and safe parts that are always there."""
 
 import os
-from pathlib import Path
 
 import pytest
-import torch
-from mmengine.config import Config
-from mmengine.model import BaseModel
-from torch import nn
 
-from mala_mm.engine.hooks import CheckInvalidLossHook, CheckpointGuard
-from mala_mm.engine.runner import Runner
-from mala_mm.engine.train import latest_checkpoint
-from mala_mm.errors import UserError
+from mala_mm.engine.hooks import CheckInvalidLossHook, CheckpointGuard, CheckpointHook
+from mala_mm.engine.loops import EpochBasedTrainLoop, IterBasedTrainLoop
 
-
-class Toy(BaseModel):
-    def __init__(self):
-        super().__init__()
-        self.backbone = nn.Linear(1, 1)
-
-    def forward(self, x, mode='tensor'):
-        return dict(loss=self.backbone(x).square().mean())
-
-
-def make_runner(work_dir, **changes):
-    cfg = dict(
-        model=Toy(),
-        work_dir=str(work_dir),
-        train_dataloader=dict(
-            dataset=[torch.ones(1)] * 2, batch_size=1, sampler=dict(type='DefaultSampler')
-        ),
-        train_cfg=dict(by_epoch=True, max_epochs=1),
-        optim_wrapper=dict(optimizer=dict(type='SGD', lr=0.1)),
-        default_scope='mmengine',
-        experiment_name=Path(work_dir).name,
-        log_level='ERROR',
-        cfg=Config({}, cfg_text='#', filename='toy.py'),
-    )
-    return Runner(**{**cfg, **changes})
-
-
-def test_checkpoint_appears_only_when_it_is_whole(tmp_path, monkeypatch):
-    target = tmp_path / 'epoch_1.pth'
-    seen = []
-    save = torch.save
-
-    def watched(*args, **kwargs):
-        seen.append(target.exists())
-        save(*args, **kwargs)
-
-    monkeypatch.setattr(torch, 'save', watched)
-    runner = make_runner(tmp_path)
-    runner.train()
-    assert seen == [False]
-    before = target.read_bytes()
-    assert torch.load(target, weights_only=False)['meta']['iter'] == 2
-
-    def disk_full(checkpoint, filename, **kwargs):
-        Path(filename).write_bytes(before[: len(before) // 2])
-        raise OSError(28, 'No space left on device')
-
-    monkeypatch.setattr('mmengine.runner.runner.save_checkpoint', disk_full)
-    with pytest.raises(UserError, match='epoch_1.pth could not be written .*No space left'):
-        runner.save_checkpoint(str(tmp_path), 'epoch_1.pth')
-    assert target.read_bytes() == before
-    files = {p.name for p in tmp_path.iterdir() if p.is_file()}
-    assert files == {'epoch_1.pth', 'last_checkpoint', 'toy.py'}
-
-
-def test_latest_checkpoint(tmp_path):
-    assert latest_checkpoint(tmp_path) is None
-    content = dict(state_dict={}, meta={})
-    for name in ('iter_9.pth', 'iter_10.pth', 'best_coco_bbox_mAP_epoch_12.pth'):
-        torch.save(content, tmp_path / name)
-    (tmp_path / 'iter_11.pth').write_bytes((tmp_path / 'iter_10.pth').read_bytes()[:100])
-    assert latest_checkpoint(tmp_path) == str(tmp_path / 'iter_10.pth')
-    for name in ('iter_9.pth', 'iter_10.pth'):
-        (tmp_path / name).write_bytes(b'')
-    with pytest.raises(UserError, match='iter_9.pth'):
-        latest_checkpoint(tmp_path)
+from .toy import make_runner
 
 
 def test_failed_start_leaves_nothing(tmp_path):
@@ -113,3 +41,25 @@ def test_only_a_new_training_may_start_from_other_heads(tmp_path):
     assert other_heads('resumed', resume=True) == [False]
     nothing = dict.fromkeys(('train_dataloader', 'train_cfg', 'optim_wrapper'))
     assert other_heads('tested', **nothing) == [False]
+
+
+@pytest.mark.parametrize(
+    'train_cfg, ours',
+    [
+        (dict(by_epoch=True, max_epochs=1), EpochBasedTrainLoop),
+        (dict(by_epoch=False, max_iters=1), IterBasedTrainLoop),
+        (dict(type='EpochBasedTrainLoop', max_epochs=1), EpochBasedTrainLoop),
+        (dict(type='IterBasedTrainLoop', max_iters=1), IterBasedTrainLoop),
+    ],
+)
+def test_safe_parts_take_the_place_of_mmengines(tmp_path, train_cfg, ours):
+    """Configs of users name mmengine's hook and loops."""
+    runner = make_runner(tmp_path, train_cfg=train_cfg)
+    hooks = [hook for hook in runner._hooks if type(hook).__name__ == 'CheckpointHook']
+    assert [type(hook) for hook in hooks] == [CheckpointHook]
+    assert type(runner.build_train_loop(runner._train_loop)) is ours
+
+
+def test_default_hooks_need_not_be_named(tmp_path):
+    runner = make_runner(tmp_path, default_hooks=None)
+    assert CheckpointHook in {type(hook) for hook in runner._hooks}

@@ -1,5 +1,6 @@
 """A tiny data set, tiny configs that inherit from the real ones, and a way to call the tools."""
 
+import json
 import os
 import socket
 import subprocess
@@ -114,6 +115,37 @@ default_hooks = dict(logger=dict(interval=1))
 """,
 }
 
+# Importing takes seconds: the cases run one after another in forks of one process that has done so.
+DRIVER = """
+import json, os, sys, traceback
+from pathlib import Path
+import mmdet.utils
+from mala_mm.engine import cli
+
+mmdet.utils.register_all_modules(init_default_scope=False)
+
+def run(name, tool, *argv):
+    for stream, end in ((1, 'out'), (2, 'err')):
+        os.dup2(os.open(f'{name}.{end}', os.O_WRONLY | os.O_CREAT), stream)
+    try:
+        return cli.run(f'mala_mm.engine.{tool}', [*argv, '--work-dir', name])
+    except SystemExit as end:  # argparse
+        return end.code
+    except Exception:
+        traceback.print_exc()
+        return 99
+
+for name, command in json.loads(Path(sys.argv[1]).read_text()).items():
+    child = os.fork()
+    if child == 0:
+        code = run(name, *command)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    _, status = os.waitpid(child, 0)
+    Path(f'{name}.code').write_text(str(os.waitstatus_to_exitcode(status)))
+"""
+
 
 class Workplace:
     """A folder outside the checkout with data, configs and the tools' outputs."""
@@ -161,6 +193,27 @@ class Workplace:
             *(sys.executable, self.repo / 'tools' / name, f'{config}.py', *options),
             *('--data-root', self.data / layout),
         )
+
+    def in_forks(self, cases: dict[str, list[str]]) -> dict[str, dict]:
+        """Run commands, ``['train' or 'test', config, *options]``, in work dirs named like them.
+
+        Returns:
+            dict[str, dict]: Exit code, outputs, and whether there is a work dir, of each.
+        """
+        folder = self.folder
+        (folder / 'cases.json').write_text(json.dumps(cases))
+        (folder / 'driver.py').write_text(DRIVER)
+        done = self.run(sys.executable, 'driver.py', 'cases.json')
+        assert done.returncode == 0, done.stderr
+        return {
+            name: dict(
+                code=int((folder / f'{name}.code').read_text()),
+                out=(folder / f'{name}.out').read_text(),
+                err=(folder / f'{name}.err').read_text(),
+                left=(folder / name).exists(),
+            )
+            for name in cases
+        }
 
 
 @pytest.fixture(scope='session')

@@ -24,3 +24,5 @@ model = dict(
 train_dataloader = dict(batch_size=128)
 val_dataloader = dict(batch_size=128)
 test_dataloader = val_dataloader
+# Checkpoints appear whole, and the old ones go last; runs go on from them exactly.
+default_hooks = dict(checkpoint=dict(type='mala_mm.CheckpointHook'))

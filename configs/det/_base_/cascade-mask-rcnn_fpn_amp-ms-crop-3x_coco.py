@@ -51,3 +51,5 @@ optim_wrapper = dict(
     optimizer=dict(_delete_=True, type='AdamW', lr=1e-4, betas=(0.9, 0.999), weight_decay=0.05),
     paramwise_cfg=dict(norm_decay_mult=0.0),
 )
+# Checkpoints appear whole, and the old ones go last; runs go on from them exactly.
+default_hooks = dict(checkpoint=dict(type='mala_mm.CheckpointHook'))

@@ -18,3 +18,5 @@ optim_wrapper = dict(
     loss_scale=512.0,
     optimizer=dict(_delete_=True, type='AdamW', lr=1e-4, betas=(0.9, 0.999), weight_decay=1e-4),
 )
+# Checkpoints appear whole, and the old ones go last; runs go on from them exactly.
+default_hooks = dict(checkpoint=dict(type='mala_mm.CheckpointHook'))

@@ -21,3 +21,5 @@ optim_wrapper = dict(
 )
 param_scheduler = [dict(type='PolyLR', eta_min=1e-6, power=0.9, begin=0, end=80000, by_epoch=False)]
 auto_scale_lr = dict(enable=False, base_batch_size=16)
+# Checkpoints appear whole, and the old ones go last; runs go on from them exactly.
+default_hooks = dict(checkpoint=dict(type='mala_mm.CheckpointHook'))

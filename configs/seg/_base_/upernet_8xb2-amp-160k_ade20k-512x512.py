@@ -28,3 +28,5 @@ param_scheduler = [
     dict(type='PolyLR', eta_min=0.0, power=1.0, begin=1500, end=160000, by_epoch=False),
 ]
 auto_scale_lr = dict(enable=False, base_batch_size=16)
+# Checkpoints appear whole, and the old ones go last; runs go on from them exactly.
+default_hooks = dict(checkpoint=dict(type='mala_mm.CheckpointHook'))
