@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from mala_mm.files import write_bytes
+from . import cache
 
 DTYPES = {torch.float32: 'FLOAT32', torch.bfloat16: 'BFLOAT16', torch.float16: 'FLOAT16'}
 _FOLDER = Path(__file__).parent
@@ -42,25 +42,24 @@ def compile_library(source: Path, *defines: str) -> ctypes.CDLL | str:
     command = [compiler, *_FLAGS, *(f'-D{name}' for name in defines), str(source)]
     texts = [file.read_bytes() for file in (source, *sorted(_FOLDER.glob('*.h')))]
     key = hashlib.sha256(repr((command, texts, _processor())).encode()).hexdigest()
-    folder = (
-        Path(os.environ.get('XDG_CACHE_HOME') or Path.home() / '.cache') / 'mala_mm' / 'kernels'
-    )
     title = '_'.join([source.stem, *(name.rpartition('=')[2].lower() for name in defines)])
-    file = folder / f'{title}_{key[:16]}.so'
+
+    def compile_it() -> bytes:
+        with tempfile.TemporaryDirectory() as scratch:
+            made = Path(scratch, 'library.so')
+            subprocess.run(
+                [*command, '-o', str(made), '-lm'],
+                check=True,
+                capture_output=True,
+                text=True,
+                timeout=120,
+            )
+            return made.read_bytes()
+
     try:
-        if not file.exists():
-            folder.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory() as scratch:
-                made = Path(scratch, file.name)
-                subprocess.run(
-                    [*command, '-o', str(made), '-lm'],
-                    check=True,
-                    capture_output=True,
-                    text=True,
-                    timeout=120,
-                )
-                write_bytes(file, made.read_bytes())  # other processes see all of it or nothing
-        return ctypes.CDLL(str(file))
+        return cache.load(f'{title}_{key[:16]}.so', compile_it)
+    except cache.CacheError as error:
+        return f'cannot be kept: {error}'
     except subprocess.CalledProcessError as error:
         return f'cannot be compiled: {(error.stderr.strip() or str(error)).splitlines()[0]}'
     except (OSError, subprocess.TimeoutExpired) as error:
