@@ -121,6 +121,24 @@ def test_a_failed_way_is_named():
     assert '0 of 1 variants passed' in text and 'left out: host: all of it' in text
 
 
+def test_predicted_times_stand_beside_the_measured_ones():
+    text = """
+| kernel | shape | loop | issue us | met |
+|---|---|---|---|---|
+| apply_queries d64 bf16 sm_90 mala | 800x1333 | 300 | 4.0 | yes |
+| apply_queries d64 bf16 sm_90 mala gated | 800x1333 | 500 | 6.5 | yes |
+| reduce_keys d64 fp16 sm_90 mala | 800x1333 | 500 | 5.5 | no |
+
+| kernel | loop |
+|---|---|
+| combine d64 bf16 sm_90 mala | 20 |
+"""
+    assert report.predictions(text) == {
+        ('apply_queries', 'bf16', '800x1333'): 6.5,
+        ('reduce_keys', 'fp16', '800x1333'): 5.5,
+    }
+
+
 def test_tuner_writes_what_the_heuristics_read(tmp_path, repo, monkeypatch):
     """Whatever it finds at a toy size, the file has the form that ``config`` takes."""
     import torch
