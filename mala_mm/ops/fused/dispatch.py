@@ -227,7 +227,7 @@ def gated_attention(
     if head_dim % 4:
         raise ValueError(f'the head width d must be divisible by 4, got {head_dim}')
     problem = _problem(kind, head_dim, size, scale, eps, rotary, form)
-    q = split_heads(qkvo[:, :channels], num_heads)
+    q = split_heads(qkvo.detach()[:, :channels], num_heads)  # to look at, not to compute with
     backend = choose_backend(backend, q, problem)
     if backend == 'reference':
         q, k, v, gate = (split_heads(x, num_heads) for x in qkvo.chunk(4, 1))
