@@ -208,6 +208,14 @@ def test_missing_tensors_of_the_trunk_are_an_alarm(tmp_path, folder, log):
     assert 'UNEXPECTED in the file, not used: layers.0.blocks.0.foo' in account.getMessage()
 
 
+def test_counters_that_old_files_lack_are_no_alarm(tmp_path, folder, log):
+    weights = load_checkpoint(folder / 'dense.pth')
+    weights = {n: t for n, t in weights.items() if not n.endswith('num_batches_tracked')}
+    torch.save(weights, tmp_path / 'old.pth')
+    assert load_into(MAViT(CONFIG), tmp_path / 'old.pth').missing == ()
+    assert all(record.levelno < logging.WARNING for record in log.records)
+
+
 def test_files_that_do_not_fit_are_refused(tmp_path, folder):
     torch.save({'conv1.weight': torch.ones(3)}, tmp_path / 'other.pth')
     with pytest.raises(UserError, match='other.pth holds nothing for the backbone MAViT: its names '
@@ -273,10 +281,20 @@ def test_another_family_warns(tmp_path, folder):
     with warnings.catch_warnings():
         warnings.simplefilter('error')
         pretrained(path, attn_types=('mala', 'mala', 'mala', 'mala'), out_indices=(0, 1))
-    # A published file does not tell, unless it is a classifier of the published width.
-    torch.save(random_weights(ARCH, projection=1024), tmp_path / 'ravlt.pth')
-    with pytest.warns(UserWarning, match='is a ravlt by its classifier .*the model is a MAViT'):
-        pretrained(tmp_path / 'ravlt.pth')
+
+
+@pytest.mark.parametrize(
+    'width, family, cls', [(1024, 'ravlt', MAViT), (2048, 'mavit', RAVLT), (2560, 'mavit', RAVLT)]
+)
+def test_a_published_classifier_tells_its_family_by_its_width(tmp_path, width, family, cls):
+    path = tmp_path / 'classifier.pth'
+    torch.save(random_weights(ARCH, projection=width), path)
+    text = f'is a {family} by its classifier .*the model is a {cls.__name__}'
+    with pytest.warns(UserWarning, match=text):
+        pretrained(path, cls)
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        pretrained(path, RAVLT if cls is MAViT else MAViT)
 
 
 def test_a_converted_file_warns_in_both_formats(tmp_path):
