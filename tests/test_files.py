@@ -117,6 +117,8 @@ def test_parts_of_the_killed_are_removed_and_those_in_use_are_not(tmp_path):
     (tmp_path / '.of_somebody.part').touch()
     with replacing(tmp_path / 'file') as part, replacing_folder(tmp_path / 'folder'):
         assert remove_parts(tmp_path, 'other') == []
+        assert remove_parts(tmp_path, 'file') == [stale]
+        stale.touch()
         assert remove_parts(tmp_path) == [stale]
         part.write_text('new')
     assert names(tmp_path) == ['.of_somebody.part', 'file', 'folder']
