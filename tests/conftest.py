@@ -1,9 +1,12 @@
 """Options, markers and fixtures shared by all tests."""
 
 import os
+import socket
 from pathlib import Path
 
+import hypothesis
 import pytest
+from hypothesis import HealthCheck
 
 from .generated import demo  # noqa: F401, a fixture
 
@@ -13,6 +16,16 @@ REPO = Path(__file__).resolve().parents[1]
 def pytest_addoption(parser):
     parser.addoption('--slow', action='store_true', help='also run the tests marked slow')
     parser.addoption('--long', action='store_true', help='also run the tests marked long')
+    parser.addoption('--fuzz', type=int, metavar='CASES', help='cases per fuzzing test')
+
+
+def pytest_configure(config):
+    """Fuzzing: the same few cases in every run, or many new ones where they are asked for."""
+    cases = config.getoption('--fuzz')
+    settings = dict(deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    hypothesis.settings.register_profile('few', max_examples=40, derandomize=True, **settings)
+    hypothesis.settings.register_profile('many', max_examples=cases or 1, **settings)
+    hypothesis.settings.load_profile('many' if cases else 'few')
 
 
 def pytest_collection_modifyitems(config, items):
@@ -50,3 +63,10 @@ def real_data() -> Path:
     if not folder.is_dir():
         pytest.skip(f'no real data at {folder}; set MALA_MM_DATA to a folder with coco and ade20k')
     return folder
+
+
+@pytest.fixture
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(('127.0.0.1', 0))
+        return probe.getsockname()[1]

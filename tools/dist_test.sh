@@ -11,7 +11,7 @@ CONFIG=$1
 CHECKPOINT=$2
 NUM_PROCS=$3
 shift 3
-exec "${PYTHON:-python}" -m torch.distributed.run \
+exec "${PYTHON:-python}" -m mala_mm.engine.launch \
     --nnodes="${NNODES:-1}" \
     --node_rank="${NODE_RANK:-0}" \
     --master_addr="${MASTER_ADDR:-127.0.0.1}" \

@@ -10,7 +10,7 @@ fi
 CONFIG=$1
 NUM_PROCS=$2
 shift 2
-exec "${PYTHON:-python}" -m torch.distributed.run \
+exec "${PYTHON:-python}" -m mala_mm.engine.launch \
     --nnodes="${NNODES:-1}" \
     --node_rank="${NODE_RANK:-0}" \
     --master_addr="${MASTER_ADDR:-127.0.0.1}" \

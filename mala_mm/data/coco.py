@@ -1,44 +1,43 @@
-"""Reading COCO annotation files with clear errors, and listing what is wrong inside them."""
+"""Reading COCO annotation files: whatever the bytes, content or one sentence."""
 
 from __future__ import annotations
 
 import json
-import math
 import os
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from mala_mm.errors import UserError
 
-BOUNDS_TOLERANCE = 1.0  # pixels; COCO's own boxes are rounded to a hundredth
+from .annotations import Finding, inspect_content, shown
+
+BYTE_ORDER_MARKS = (b'\xef\xbb\xbf', b'\xff\xfe', b'\xfe\xff')
 
 
 class CocoSummary(NamedTuple):
-    """What a training run has to know about an annotation file."""
+    """What a run has to know about an annotation file.
+
+    Attributes:
+        categories: names of the categories.
+        file_names: names of the image files, as far as images have one.
+        findings: the faults, as :func:`mala_mm.data.annotations.inspect_content` lists them.
+        num_annotations: number of annotations.
+        outlined: number of annotations with a segmentation.
+        without_outline: the place of the first annotation without one, or None.
+        without_iscrowd: the place of the first annotation without that field, or None.
+        largest: the shorter side of the image whose shorter side is longest, 0 if there is none.
+    """
 
     categories: tuple[str, ...]
     file_names: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One fault in an annotation file.
-
-    Attributes:
-        kind: short name of the fault, such as 'zero-area'.
-        where: what is at fault, such as 'annotation 17'.
-        message: what is wrong with it.
-    """
-
-    kind: str
-    where: str
-    message: str
-
-    def __str__(self) -> str:
-        return f'{self.kind}: {self.where}: {self.message}'
+    findings: tuple[Finding, ...]
+    num_annotations: int
+    outlined: int
+    without_outline: str | None
+    without_iscrowd: str | None
+    largest: int
 
 
 def read_coco(ann_file: str | os.PathLike) -> dict[str, Any]:
@@ -54,10 +53,23 @@ def read_coco(ann_file: str | os.PathLike) -> dict[str, Any]:
             'data_root.'
         )
     try:
-        content = json.loads(path.read_bytes())
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        data = path.read_bytes()
+    except OSError as error:
         raise UserError(
-            f'The annotation file {path} is not valid JSON ({error}); fetch or export it again.'
+            f'The annotation file {path} cannot be read ({error}); correct its permissions.'
+        ) from None
+    if data.startswith(BYTE_ORDER_MARKS):  # pycocotools opens the file as plain text
+        raise UserError(
+            f'The annotation file {path} starts with a byte-order mark; save it as UTF-8 without '
+            'one.'
+        )
+    try:
+        content = json.loads(data.decode('utf-8'))
+    # JSON and encoding errors, and numbers with thousands of digits, are all ValueErrors.
+    except (ValueError, RecursionError) as error:
+        why = 'nested too deeply' if isinstance(error, RecursionError) else error
+        raise UserError(
+            f'The annotation file {path} is not valid JSON ({why}); fetch or export it again.'
         ) from None
     for key in ('images', 'categories'):
         if not isinstance(content, dict) or not isinstance(content.get(key), list):
@@ -65,14 +77,20 @@ def read_coco(ann_file: str | os.PathLike) -> dict[str, Any]:
                 f'The annotation file {path} has no list {key!r}, so it is not in COCO format; '
                 'convert it or correct ann_file.'
             )
+    annotations = content.get('annotations', [])
+    if not isinstance(annotations, list):
+        raise UserError(
+            f'The annotation file {path} has annotations={shown(annotations)}, which is no list; '
+            'write a list, an empty one if there are none.'
+        )
     return content
 
 
 def summarize_coco(ann_file: str | os.PathLike) -> CocoSummary:
-    """Names of the categories and of the image files; kept, so that asking twice parses once.
+    """What a run has to know; kept, so that asking twice parses once.
 
     Raises:
-        UserError: as :func:`read_coco`, or an entry has no name.
+        UserError: as :func:`read_coco`.
     """
     path = Path(ann_file)
     if not path.is_file():
@@ -84,18 +102,26 @@ def summarize_coco(ann_file: str | os.PathLike) -> CocoSummary:
 @lru_cache(maxsize=8)
 def _summarize(path: Path, mtime: int, size: int) -> CocoSummary:
     content = read_coco(path)
-    try:
-        categories = tuple(str(entry['name']) for entry in content['categories'])
-        # LVIS names its images by URL alone.
-        names = tuple(
-            e['file_name'] for e in content['images'] if 'coco_url' not in e or 'file_name' in e
-        )
-    except (KeyError, TypeError):
-        raise UserError(
-            f'The annotation file {path} has categories without a name or images without a '
-            'file_name; run tools/check_dataset.py on it and fix the entries.'
-        ) from None
-    return CocoSummary(categories, names)
+    annotations = content.get('annotations', [])
+    bare = [i for i, ann in enumerate(annotations) if not _field(ann, 'segmentation')]
+    uncertain = (i for i, ann in enumerate(annotations) if _field(ann, 'iscrowd') is None)
+    first_uncertain = next(uncertain, None)
+    findings = tuple(inspect_content(content))
+    sides = (min(_field(e, 'width'), _field(e, 'height')) for e in content['images'])
+    return CocoSummary(
+        tuple(str(_field(entry, 'name')) for entry in content['categories']),
+        tuple(name for e in content['images'] if isinstance(name := _field(e, 'file_name'), str)),
+        findings,
+        len(annotations),
+        len(annotations) - len(bare),
+        f'annotations[{bare[0]}]' if bare else None,
+        None if first_uncertain is None else f'annotations[{first_uncertain}]',
+        max(sides, default=0) if all(f.tolerated for f in findings) else 0,
+    )
+
+
+def _field(entry: Any, name: str) -> Any:
+    return entry.get(name) if isinstance(entry, dict) else None
 
 
 def missing_files(folder: str | os.PathLike, names: Iterable[str]) -> list[str]:
@@ -107,7 +133,7 @@ def missing_files(folder: str | os.PathLike, names: Iterable[str]) -> list[str]:
         if parent not in present:
             try:
                 present[parent] = set(os.listdir(os.path.join(folder, parent)))
-            except OSError:
+            except (OSError, ValueError):  # ValueError: what no path can hold, such as a NUL
                 present[parent] = set()
         if base not in present[parent]:
             missing.append(name)
@@ -120,147 +146,27 @@ def validate_coco(
     """Lists the faults of an annotation file.
 
     Args:
-        ann_file: the JSON file.
-        image_dir: with it, the images are looked up, and their headers read.
+        ann_file: the file.
+        image_dir: with it, the images are looked up and read.
 
     Returns:
-        Findings of these kinds. Identity: ``duplicate-id``, ``unknown-image``,
-        ``unknown-category``, ``missing-field``. Geometry: ``zero-area``, ``out-of-bounds``,
-        ``degenerate-polygon``, ``bad-rle``, ``crowd-without-rle``. Files: ``missing-image``,
-        ``unreadable-image``, ``wrong-size``.
+        The findings of :func:`mala_mm.data.annotations.inspect_content` and
+        ``missing-segmentation`` where only some annotations have one; with ``image_dir`` also
+        those of :func:`mala_mm.data.images.inspect_images`.
 
     Raises:
         UserError: the file cannot be read as COCO at all, or ``image_dir`` does not exist.
     """
-    content = read_coco(ann_file)
-    if image_dir is not None and not Path(image_dir).is_dir():
-        raise UserError(f'The image folder {image_dir} does not exist; correct the path.')
-    findings = []
-    images, categories = {}, {}
-    for name, table in (('image', images), ('category', categories)):
-        key = {'image': 'images', 'category': 'categories'}[name]
-        wanted = ('id', 'file_name', 'height', 'width') if name == 'image' else ('id', 'name')
-        for number, entry in enumerate(content[key]):
-            gaps = [field for field in wanted if not isinstance(entry, dict) or field not in entry]
-            where = f'{name} {entry["id"]}' if 'id' not in gaps else f'{key}[{number}]'
-            if gaps:
-                findings.append(Finding('missing-field', where, f'has no {", ".join(gaps)}'))
-            if 'id' in gaps:
-                continue
-            if entry['id'] in table:
-                findings.append(Finding('duplicate-id', where, 'is defined more than once'))
-            table[entry['id']] = entry
+    from .images import inspect_images
+
+    summary = summarize_coco(ann_file)
+    findings = list(summary.findings)
+    if summary.outlined and summary.without_outline:
+        lacking = summary.num_annotations - summary.outlined
+        text = f'{lacking} of {summary.num_annotations} annotations have none, this is the first'
+        findings.append(Finding('missing-segmentation', summary.without_outline, text))
     if image_dir is not None:
-        findings += _check_images(Path(image_dir), images.values())
-    seen = set()
-    for number, ann in enumerate(content.get('annotations', [])):
-        known = isinstance(ann, dict) and 'id' in ann
-        where = f'annotation {ann["id"]}' if known else f'annotations[{number}]'
-        wanted = ('id', 'image_id', 'category_id', 'bbox', 'area')
-        gaps = [field for field in wanted if not isinstance(ann, dict) or field not in ann]
-        if gaps:
-            findings.append(Finding('missing-field', where, f'has no {", ".join(gaps)}'))
-            continue
-        if ann['id'] in seen:
-            findings.append(Finding('duplicate-id', where, 'is defined more than once'))
-        seen.add(ann['id'])
-        image = images.get(ann['image_id'])
-        if image is None:
-            findings.append(Finding('unknown-image', where, f'image_id {ann["image_id"]}'))
-        if ann['category_id'] not in categories:
-            text = f'category_id {ann["category_id"]}'
-            findings.append(Finding('unknown-category', where, text))
-        size = None
-        if image is not None and 'height' in image and 'width' in image:
-            size = image['height'], image['width']
-        findings += [Finding(kind, where, text) for kind, text in _check_shape(ann, size)]
+        if not Path(image_dir).is_dir():
+            raise UserError(f'The image folder {image_dir} does not exist; correct the path.')
+        findings += inspect_images(Path(image_dir), read_coco(ann_file)['images'])
     return findings
-
-
-def _check_images(folder: Path, images: Iterable[dict]) -> list[Finding]:
-    from PIL import Image, UnidentifiedImageError
-
-    findings = []
-    images = [image for image in images if 'file_name' in image]
-    missing = set(missing_files(folder, [image['file_name'] for image in images]))
-    for image in images:
-        where, path = f'image {image["id"]}', folder / image['file_name']
-        if image['file_name'] in missing:
-            findings.append(Finding('missing-image', where, f'{path} does not exist'))
-            continue
-        try:
-            with Image.open(path) as file:
-                width, height = file.size
-        except (UnidentifiedImageError, OSError) as error:
-            findings.append(Finding('unreadable-image', where, f'{path}: {error}'))
-            continue
-        stated = (image.get('width'), image.get('height'))
-        if stated != (width, height) and None not in stated:
-            text = f'{path} has {width}x{height} pixels, the file says {stated[0]}x{stated[1]}'
-            findings.append(Finding('wrong-size', where, text))
-    return findings
-
-
-def _check_shape(ann: dict, size: tuple[int, int] | None) -> Iterator[tuple[str, str]]:
-    """Yields (kind, message) for the box, area and outline; ``size`` is the image's (H, W)."""
-    box, area = ann['bbox'], ann['area']
-    if not _numbers(box, 4) or not _numbers([area], 1):
-        yield 'zero-area', f'bbox {box} and area {area} must be finite numbers'
-        return
-    x, y, w, h = box
-    if w < 1 or h < 1 or area <= 0:
-        yield 'zero-area', f'bbox {box}, area {area}; boxes under one pixel are left out'
-    if size is not None:
-        height, width = size
-        slack = BOUNDS_TOLERANCE
-        if min(x, y) < -slack or x + w > width + slack or y + h > height + slack:
-            yield 'out-of-bounds', f'bbox {box} in an image of {width}x{height}'
-    outline = ann.get('segmentation')
-    if outline is None or outline == []:
-        if ann.get('iscrowd'):
-            yield 'crowd-without-rle', 'iscrowd is 1 and there is no segmentation'
-        return
-    if isinstance(outline, list):
-        if ann.get('iscrowd'):
-            yield 'crowd-without-rle', 'iscrowd is 1 and the segmentation is a polygon'
-        yield from _check_polygons(outline, size)
-    else:
-        yield from _check_rle(outline, size)
-
-
-def _check_polygons(polygons: list, size: tuple[int, int] | None) -> Iterator[tuple[str, str]]:
-    for points in polygons:
-        if not isinstance(points, list) or len(points) < 6 or len(points) % 2:
-            count = len(points) if isinstance(points, list) else type(points).__name__
-            yield 'degenerate-polygon', f'{count} numbers; an outline has at least 3 pairs'
-            continue
-        if not _numbers(points, len(points)):
-            yield 'degenerate-polygon', 'coordinates are not finite numbers'
-            continue
-        xs, ys = points[0::2], points[1::2]
-        doubled = sum(xs[i - 1] * ys[i] - xs[i] * ys[i - 1] for i in range(len(xs)))
-        if abs(doubled) < 1e-6:
-            yield 'degenerate-polygon', f'{len(xs)} points enclose no area'
-        if size is not None:
-            low, right, bottom = min(xs + ys), max(xs) - size[1], max(ys) - size[0]
-            if max(-low, right, bottom) > BOUNDS_TOLERANCE:
-                yield 'out-of-bounds', f'the polygon leaves an image of {size[1]}x{size[0]}'
-
-
-def _check_rle(outline: Any, size: tuple[int, int] | None) -> Iterator[tuple[str, str]]:
-    if not isinstance(outline, dict) or {'counts', 'size'} - set(outline):
-        yield 'bad-rle', 'run lengths need counts and size'
-        return
-    if size is not None and list(outline['size']) != list(size):
-        yield 'bad-rle', f'size {outline["size"]} for an image of {list(size)} (height, width)'
-    counts = outline['counts']
-    if isinstance(counts, list) and sum(counts) != math.prod(outline['size']):
-        yield 'bad-rle', f'counts sum to {sum(counts)}, size {outline["size"]} has other'
-
-
-def _numbers(values: Any, count: int) -> bool:
-    return (
-        isinstance(values, list)
-        and len(values) == count
-        and all(isinstance(v, (int, float)) and math.isfinite(v) for v in values)
-    )

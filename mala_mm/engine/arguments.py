@@ -9,11 +9,12 @@ from pathlib import Path
 from mmengine.config import Config, DictAction
 
 from mala_mm.checkpoint import enforce_safe_loading
-from mala_mm.data.checks import check_dataset, check_num_classes
+from mala_mm.data.checks import check_dataset, check_evaluator, check_num_classes
 from mala_mm.errors import UserError
 
 from .cli import is_first_process
 from .config import load_config, set_data_root
+from .validation import check_values
 
 
 class CfgOptions(DictAction):
@@ -107,6 +108,7 @@ def read_config(args: argparse.Namespace) -> Config:
         cfg.work_dir = args.work_dir
     elif cfg.get('work_dir') is None:
         cfg.work_dir = os.path.join('work_dirs', Path(args.config).stem)
+    check_values(cfg)
     return cfg
 
 
@@ -141,3 +143,5 @@ def check_data(cfg: Config, *splits: str) -> None:
         if loader:
             check_dataset(loader.dataset, scope)
             check_num_classes(cfg.model, loader.dataset, scope)
+        if cfg.get(f'{split}_evaluator'):
+            check_evaluator(cfg[f'{split}_evaluator'])

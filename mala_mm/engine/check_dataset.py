@@ -5,10 +5,14 @@
 
 With a config, the data sets of its training, validation and test loaders are checked, every label
 map is read, and class counts are compared with the model's heads. Exits with 1 on findings.
+
+Training turns an image by its EXIF orientation as it reads it, so that boxes, outlines, width and
+height have to be those of the turned image.
 """
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Sequence
 
@@ -75,7 +79,9 @@ def check_config(cfg: Config, most: int) -> int:
         except UserError as error:
             print(f'{split}: {error}')
             total += 1
-            continue
-        print(f'{split}: paths and classes are right')
-        total += sum(report(*files, most) for files in coco_files(loader.dataset, scope))
+        else:
+            print(f'{split}: paths and classes are right')
+        for ann_file, images in coco_files(loader.dataset, scope):
+            if os.path.isfile(ann_file) and os.path.isdir(images):
+                total += report(ann_file, images, most)
     return total

@@ -12,6 +12,7 @@ from typing import Any
 from mmengine.config import Config
 from mmengine.device import get_device
 from mmengine.logging import print_log
+from mmengine.utils import import_modules_from_strings
 
 import mala_mm.registry  # noqa: F401, makes `mmseg::` known to mmengine
 from mala_mm.errors import UserError
@@ -52,9 +53,10 @@ def load_config(path: str | os.PathLike, options: Mapping[str, Any] | None = Non
             cfg.merge_from_dict(dict(options))
         except (KeyError, TypeError, IndexError) as error:
             raise UserError(f'--cfg-options do not fit {path}: {error}') from error
+        _import_what_is_named(cfg, path)
     for loader in DATALOADERS:
         # Users who set num_workers=0 mean no worker, whatever else asks for one.
-        if cfg.get(loader) and cfg[loader].get('num_workers', 0) == 0:
+        if isinstance(cfg.get(loader), Mapping) and cfg[loader].get('num_workers', 0) == 0:
             cfg[loader].persistent_workers = False
             cfg[loader].pop('prefetch_factor', None)
     return cfg
@@ -64,6 +66,19 @@ def _similar_file(path: Path) -> str:
     names = [p.name for p in path.parent.glob('*')] if path.parent.is_dir() else []
     close = difflib.get_close_matches(path.name, names, n=1)
     return f'did you mean {path.parent / close[0]}?' if close else 'correct the path.'
+
+
+def _import_what_is_named(cfg: Config, path: Path) -> None:
+    """Imports what options may have changed."""
+    if isinstance(cfg.get('default_scope'), str):
+        _import_scope(cfg, path)
+    custom = cfg.get('custom_imports') or dict(imports=[])
+    try:
+        import_modules_from_strings(**custom)
+    except (ImportError, TypeError) as error:
+        raise UserError(
+            f'custom_imports={dict(custom)} cannot be imported ({error}); correct its modules.'
+        ) from error
 
 
 def _import_scope(cfg: Config, path: Path) -> None:

@@ -18,6 +18,8 @@ from mmengine.runner.base_loop import BaseLoop
 from torch import nn
 from torch.utils.data import DataLoader
 
+from mala_mm.data.guard import guard_pipeline
+
 from .hooks import CheckInvalidLossHook, CheckpointGuard, CheckpointHook
 from .loops import EpochBasedTrainLoop, IterBasedTrainLoop
 from .resume import latest_checkpoint
@@ -124,11 +126,14 @@ class Runner(MMEngineRunner):
     def build_dataloader(*args: Any, **kwargs: Any) -> DataLoader:
         """Build a data loader that leaves the process's random generator alone.
 
+        Files that cannot be read end in a sentence with their names.
+
         Args:
             *args: As in mmengine.
             **kwargs: As in mmengine.
         """
         loader = MMEngineRunner.build_dataloader(*args, **kwargs)
+        guard_pipeline(loader.dataset)
         if loader.generator is None:
             # torch draws a seed for workers whenever iteration starts, unless they persist. What
             # mmengine seeds its workers with does not depend on it.

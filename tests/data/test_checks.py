@@ -109,12 +109,17 @@ def test_coco_paths(coco):
         ('{"images": [', 'not valid JSON'),
         ('[1, 2]', "no list 'images'"),
         ('{"images": [], "categories": {}}', "no list 'categories'"),
-        ('{"images": [{"id": 1}], "categories": []}', 'without a file_name'),
+        ('{"images": [{"id": 1}], "categories": []}', 'has no file_name, height, width'),
+        ('{"images": [], "categories": [], "annotations": null}', 'annotations=None'),
+        ('{"images": [], "categories": [], "annotations": []}', 'has no annotations'),
+        ('\ufeff{"images": [], "categories": []}', 'byte-order mark'),
+        ('[' * 100_000, 'nested too deeply'),
+        ('{"images": [' + '9' * 5000 + '], "categories": []}', 'Exceeds the limit'),
     ],
 )
 def test_coco_files_that_are_none(coco, tmp_path, text, message):
     path = tmp_path / 'annotations.json'
-    path.write_text(text)
+    path.write_text(text, encoding='utf-8')
     sentence = refusal(coco, 'mmdet', ann_file=str(path))
     assert message in sentence and str(path) in sentence
 
@@ -243,6 +248,8 @@ def test_cls_lists(imagenet, demo, tmp_path):
         ('ball/gone.jpg 0\n', '1 of 1 images'),
         (f'ball/{ball} 8\n', 'class index 8'),
         (f'ball/{ball}\n', 'Line 1'),
+        (f'ball/{ball} 0\n\n', 'Line 2'),
+        ('', 'is empty'),
     ):
         (tmp_path / 'list.txt').write_text(text)
         assert message in refusal(cfg, 'mmpretrain')

@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -236,10 +235,3 @@ def trained_segmentor(workplace) -> Path:
     assert done.returncode == 0, done.stderr
     assert 'Mixed precision on the CPU' in done.stdout
     return workplace.folder / 'seg'
-
-
-@pytest.fixture
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(('127.0.0.1', 0))
-        return probe.getsockname()[1]

@@ -3,6 +3,7 @@
 import json
 import math
 import pickle
+import socket
 
 HOOK = """
 import hashlib, json, os
@@ -68,3 +69,30 @@ def test_two_processes(workplace, free_port):
     assert names == {p.name for p in (workplace.data / 'coco' / 'val2017').iterdir()}
     newest = max((workplace.folder / 'dist').glob('*/*.json'))
     assert math.isfinite(json.loads(newest.read_text())['coco/bbox_mAP'])
+
+
+def test_an_error_is_told_once(workplace, free_port):
+    """One sentence for both processes, without the launcher's own traceback."""
+    done = workplace.run(
+        *('bash', workplace.repo / 'tools' / 'dist_train.sh', 'det.py', 2, '--work-dir', 'once'),
+        *('--data-root', workplace.data / 'coco'),
+        *('--cfg-options', 'train_dataloader.batch_size=0'),
+        PORT=str(free_port),
+    )
+    assert done.returncode == 1
+    sentence = 'error: train_dataloader.batch_size must be a positive integer, got 0.'
+    assert done.stderr.strip() == sentence
+    assert not (workplace.folder / 'once').exists()
+
+
+def test_port_in_use(workplace):
+    with socket.socket() as taken:
+        taken.bind(('127.0.0.1', 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        script = workplace.repo / 'tools' / 'dist_train.sh'
+        done = workplace.run('bash', script, 'det.py', 2, PORT=port)
+    assert done.returncode == 1
+    assert done.stderr.strip() == (
+        'error: the port for the processes to meet at is in use; choose another (PORT=29501).'
+    )

@@ -14,11 +14,20 @@ from mmengine.model import BaseModule, ModuleList, PretrainedInit, Sequential
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from mala_mm.ops import OPERATORS
 from mala_mm.registry import WEIGHT_INITIALIZERS
 
 from ..layers import Block, ConvStem, LayerNorm2d
 from .archs import ARCHS
+from .arguments import (
+    check_norm_cfg,
+    check_rate,
+    is_integer,
+    parse_arch,
+    parse_attn_cfg,
+    parse_attn_types,
+    parse_out_indices,
+    require,
+)
 
 # Elements of the largest map of a block, the packed projection: at inference on the CPU images are
 # taken through a stage so many at a time that it stays in the cache, and below the 32 MiB from
@@ -78,7 +87,8 @@ class AttentionPyramid(BaseModule):
 
     Raises:
         TypeError: If ``arch`` is neither a name nor a dict.
-        ValueError: If an argument names an unknown arch, operator or stage.
+        ValueError: If an argument names an unknown arch, operator, stage or norm, or a number is
+            out of its range.
     """
 
     arch_zoo = {key: arch for name, arch in ARCHS.items() for key in (name[0], name)}
@@ -106,21 +116,25 @@ class AttentionPyramid(BaseModule):
                 dict(type='Constant', layer=['LayerNorm', '_BatchNorm'], val=1.0, bias=0.0),
             ]
         super().__init__(init_cfg=init_cfg)
-        arch = self._parse_arch(arch)
+        arch = parse_arch(arch, self.arch_zoo)
         self.embed_dims, self.depths = arch['embed_dims'], arch['depths']
         num_stages = len(self.depths)
-        self.attn_types = self._parse_attn_types(attn_types, num_stages)
-        attn_cfgs = self._parse_attn_cfg(attn_cfg)
-        self.out_indices = self._parse_out_indices(out_indices, num_stages)
-        if not isinstance(frozen_stages, int) or not -1 <= frozen_stages <= num_stages:
-            raise ValueError(
-                f'frozen_stages must be an int from -1 to {num_stages}, got {frozen_stages!r}'
-            )
+        self.attn_types = parse_attn_types(attn_types, self.default_attn_types, num_stages)
+        self.out_indices = parse_out_indices(out_indices, num_stages)
+        frozen = is_integer(frozen_stages, -1, num_stages)
+        require(frozen, 'frozen_stages', f'an int from -1 to {num_stages}', frozen_stages)
+        require(is_integer(in_channels, 1), 'in_channels', 'a positive int', in_channels)
+        flags = dict(norm_eval=norm_eval, output_norm=output_norm, with_cp=with_cp)
+        for name, flag in flags.items():
+            require(isinstance(flag, bool), name, 'True or False', flag)
+        attn_cfgs = parse_attn_cfg(attn_cfg, self.attn_types)
+        check_norm_cfg(norm_cfg)
         self.frozen_stages = frozen_stages
         self.norm_eval = norm_eval
         self._deploy_first, self._deployed = deploy, False
         if drop_path_rate is None:
             drop_path_rate = arch['drop_path_rate']
+        check_rate(drop_path_rate)
         last_block = max(sum(self.depths) - 1, 1)
         drop_path_rates = [drop_path_rate * i / last_block for i in range(sum(self.depths))]
 
@@ -159,82 +173,18 @@ class AttentionPyramid(BaseModule):
         self._freeze_stages()
 
     @classmethod
-    def _parse_arch(cls, arch: str | dict) -> dict:
-        if isinstance(arch, str):
-            if arch not in cls.arch_zoo:
-                raise ValueError(f'arch must be one of {sorted(cls.arch_zoo)}, got {arch!r}')
-            arch = cls.arch_zoo[arch]
-        elif not isinstance(arch, dict):
-            raise TypeError(f'arch must be a name or a dict, got {type(arch).__name__}')
-        required = {'embed_dims', 'depths', 'num_heads'}
-        known = required | {'mlp_ratio', 'drop_path_rate', 'layer_scale_init_values'}
-        if not required <= set(arch) <= known:
-            raise ValueError(
-                f'an arch dict needs {sorted(required)} and may have {sorted(known - required)}, '
-                f'got {sorted(arch)}'
-            )
-        num_stages = len(arch['depths'])
-        arch = {
-            'mlp_ratio': 3.5,
-            'drop_path_rate': 0.0,
-            'layer_scale_init_values': (1.0,) * num_stages,
-            **arch,
-        }
-        for key in ('embed_dims', 'num_heads', 'layer_scale_init_values'):
-            if len(arch[key]) != num_stages:
-                raise ValueError(
-                    f'arch[{key!r}] must have {num_stages} entries, one per entry of depths '
-                    f'{tuple(arch["depths"])}, got {tuple(arch[key])}'
-                )
-        return arch
+    def output_channels(
+        cls, arch: str | dict = 'tiny', out_indices: Sequence[int] | None = None
+    ) -> tuple[list[int], tuple[int, ...]]:
+        """The channels of the returned maps and the stages they are of, without building.
 
-    @classmethod
-    def _parse_attn_types(
-        cls, attn_types: Sequence[str] | None, num_stages: int
-    ) -> tuple[str, ...]:
-        if attn_types is None:
-            # A pyramid of another height keeps softmax attention in its last two stages.
-            linear, softmax = cls.default_attn_types[0], cls.default_attn_types[-1]
-            attn_types = (linear,) * (num_stages - 2) + (softmax,) * min(2, num_stages)
-        if (
-            isinstance(attn_types, str)
-            or len(attn_types) != num_stages
-            or not set(attn_types) <= set(OPERATORS)
-        ):
-            raise ValueError(
-                f'attn_types must name {num_stages} operators, one per stage, each one of '
-                f'{tuple(OPERATORS)}, got {attn_types!r}'
-            )
-        return tuple(attn_types)
-
-    def _parse_attn_cfg(self, attn_cfg: dict | Sequence[dict] | None) -> list[dict]:
-        """The options of each stage's operator."""
-        if isinstance(attn_cfg, dict) or attn_cfg is None:
-            shared = dict(attn_cfg or {})
-            known = [OPERATORS[name].option_names() for name in self.attn_types]
-            for option in shared:
-                if not any(option in options for options in known):
-                    raise ValueError(
-                        f'attn_cfg has the option {option!r}, which none of the operators '
-                        f'{self.attn_types} has; theirs are {sorted({o for k in known for o in k})}'
-                    )
-            return [{o: shared[o] for o in options if o in shared} for options in known]
-        if len(attn_cfg) != len(self.depths) or not all(isinstance(c, dict) for c in attn_cfg):
-            raise ValueError(
-                f'attn_cfg must be a dict, or {len(self.depths)} dicts, one per stage, '
-                f'got {attn_cfg!r}'
-            )
-        return [dict(cfg) for cfg in attn_cfg]
-
-    @staticmethod
-    def _parse_out_indices(out_indices: Sequence[int], num_stages: int) -> tuple[int, ...]:
-        valid = not isinstance(out_indices, int) and len(out_indices) > 0
-        if not valid or any(i not in range(num_stages) for i in out_indices):
-            raise ValueError(
-                f'out_indices must be a sequence of stages from 0 to {num_stages - 1}, '
-                f'got {out_indices!r}'
-            )
-        return tuple(out_indices)
+        Args:
+            arch (str | dict): As in the constructor.
+            out_indices (Sequence[int], optional): As in the constructor, (0, 1, 2, 3) by default.
+        """
+        dims = parse_arch(arch, cls.arch_zoo)['embed_dims']
+        indices = parse_out_indices((0, 1, 2, 3) if out_indices is None else out_indices, len(dims))
+        return [dims[i] for i in indices], indices
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         """Compute the feature maps of an image batch.
