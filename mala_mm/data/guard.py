@@ -93,6 +93,8 @@ class GuardedLoad(GuardedTransform):
 
 
 def _reason(error: Exception) -> str:
+    if 'failed to load image' in str(error):  # mmcv's words, with the path again
+        return 'it cannot be decoded'
     return f'{type(error).__name__}: {" ".join(str(error).split())}'.removesuffix(': ')
 
 

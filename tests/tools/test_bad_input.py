@@ -150,7 +150,7 @@ SENTENCES = dict(
     data_root=r'nowhere does not exist; .*--data-root',
     annotations=r'annotations/none\.json',
     image=r'1 of 4 images .* the first is ',
-    unreadable=r'The image .*train2017.* cannot be read; replace it',
+    unreadable=r'The image .*train2017.* cannot be read \(it cannot be decoded\); replace it',
     classes=r'roi_head\.bbox_head\.num_classes is 80, but the data set CocoDataset has \d classes',
     option=r"model\.backbone \(mala_mm\.MAViT\) has no 'drop_path'; did you mean drop_path_rate",
     option_form=r"takes key=value pairs, got 'drop_path'",
