@@ -90,6 +90,18 @@ def test_what_is_not_needed_for_training_is_no_failure(monkeypatch):
         assert ('mala_mm[tools]' if extra else package.names[-1]) in defect.fix
 
 
+@pytest.mark.parametrize(('module', 'fatal'), [('torchvision', True), ('triton', False)])
+def test_a_broken_torchvision_is_worse_than_none(monkeypatch, module, fatal):
+    """mmengine imports it wherever it is found."""
+    monkeypatch.setattr(doctor.importlib.util, 'find_spec', lambda name: object())
+    monkeypatch.setattr(doctor, '_failure', lambda action: 'no symbol')
+    (package,) = (package for package in doctor.PACKAGES if package.module == module)
+    report = doctor.Report()
+    doctor._try_package(package, 'upstream', {'torch'}, report)
+    assert report.fatal == fatal
+    assert 'cannot be imported (no symbol)' in report.defects[0].text
+
+
 def test_kernels_that_do_not_run_on_the_gpu(monkeypatch):
     torch = pytest.importorskip('torch')
     monkeypatch.setattr(torch.cuda, 'is_available', lambda: True)

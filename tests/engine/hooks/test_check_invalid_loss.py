@@ -151,6 +151,21 @@ def test_steps_that_mixed_precision_skips_are_no_error(tmp_path, amp):
     assert steps == {8 - 3}
 
 
+class FaultyNowAndThen(Faulty):
+    def forward(self, x, mode='tensor'):
+        self.gradient = float('inf') if self.calls % 2 else None
+        return super().forward(x, mode)
+
+
+def test_skipped_steps_count_only_in_a_row(tmp_path, amp):
+    hook = dict(type='mala_mm.CheckInvalidLossHook', max_skipped=2)
+    optim_wrapper = dict(amp, loss_scale=8.0)
+    runner = watched(tmp_path, FaultyNowAndThen(), optim_wrapper=optim_wrapper, custom_hooks=[hook])
+    runner.train()
+    steps = {int(s['step']) for s in runner.optim_wrapper.optimizer.state.values()}
+    assert steps == {8 - 3}  # iterations 4, 6 and 8 took none
+
+
 @pytest.mark.parametrize(
     'scale, iteration', [(dict(init_scale=4.0), 5), (8.0, 6)], ids=['dynamic', 'static']
 )
