@@ -35,7 +35,7 @@ def _history_method(owner: object, name: str) -> Callable:
 
 
 def safe_globals() -> list:
-    """What a file may name beyond torch's own list: mmengine's logs, NumPy numbers, options."""
+    """List what a file may name beyond torch's own: mmengine's logs, NumPy numbers, options."""
     # NumPy 2 renamed its core; files keep the name that they were written with.
     core = getattr(np, '_core', None) or np.core
     multiarray = core.multiarray

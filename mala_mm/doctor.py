@@ -137,7 +137,7 @@ def examine() -> Report:
 
 
 def _find_line(report: Report) -> str:
-    """The line whose packages are installed; the default line if none are."""
+    """Return the line whose packages are installed; the default line if none are."""
     installed = {
         line: [p.name(line) for p in PACKAGES if len(p.names) == 2 and _version(p.name(line))]
         for line in LINES
@@ -273,7 +273,7 @@ def _run_kernel() -> None:
 
 
 def _failure(action: Callable, *args) -> str | None:
-    """The first line of the error that an action ends with, if it does."""
+    """Return the first line of the error that an action ends with, if it does."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter('ignore')
@@ -308,7 +308,7 @@ def _pinned(name: str, dependent: str = 'mala_mm') -> str:
 
 
 def _build_mmcv(line: str, variables: str = '') -> str:
-    """Builds mmcv with its operators; without any of the options it comes without them."""
+    """Build mmcv with its operators; without any of the options it comes without them."""
     name = next(p for p in PACKAGES if p.module == 'mmcv').name(line)
     return (
         f'{variables}MMCV_WITH_OPS=1 {PIP} install --no-build-isolation --no-cache-dir --no-deps '
@@ -317,7 +317,7 @@ def _build_mmcv(line: str, variables: str = '') -> str:
 
 
 def _torchvision_cpu() -> Path:
-    """The package that declares torchvision's operators, in the checkout or in the wheel."""
+    """Return the package that declares torchvision's operators, in the checkout or in the wheel."""
     return ROOT / 'tools' / 'setup_env' / 'torchvision_cpu'
 
 

@@ -48,7 +48,7 @@ WEIGHT_INITIALIZERS = Registry(
 
 
 def _stand_in(name: str) -> Callable:
-    """A function that loads the models when it is called, and builds the one of this name."""
+    """Make a function that loads the models when it is called, and builds one by its name."""
 
     def build(*args: Any, **kwargs: Any) -> Any:
         return MODELS.get(name)(*args, **kwargs)

@@ -206,7 +206,7 @@ def _split_backbone(backbone: nn.Module, prefix: str) -> Iterator[tuple[str, lis
 
 
 def _as_list(module: nn.Module) -> list[nn.Module]:
-    """The heads of a cascade, or the one head."""
+    """Return the heads of a cascade, or the one head."""
     return list(module) if isinstance(module, nn.ModuleList) else [module]
 
 

@@ -232,7 +232,7 @@ def _check_is_published(weights: OrderedDict, checkpoint: dict, source: str) -> 
 
 @lru_cache
 def _template(family: str, arch: str, attn_types: tuple[str, ...] | None) -> nn.Module:
-    """The model whose names and shapes the file has to meet; it takes no memory."""
+    """Return the model whose names and shapes the file has to meet; it takes no memory."""
     try:
         with torch.device('meta'):
             return FAMILIES[family](arch, attn_types=attn_types)

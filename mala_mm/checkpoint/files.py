@@ -125,7 +125,7 @@ def _explain(path: str, error: Exception) -> UserError:
 
 
 def _forbidden(error: Exception) -> str | None:
-    """What a pickle asks for that is neither a tensor nor a plain value, if that is the error."""
+    """Name what a pickle asks for beyond tensors and plain values, if that is the error."""
     pattern = r'GLOBAL (\S+(?:\(.*?\))?)|reduce for unrecognized function (.+)'
     found = re.search(pattern, str(error)) if isinstance(error, UnpicklingError) else None
     return (found[1] or found[2]) if found else None
@@ -249,7 +249,7 @@ def check_written(path: Path) -> None:
 
 
 def non_finite(tensors: Mapping[str, Any]) -> list[str]:
-    """The names of those that hold NaN or infinity, in their order.
+    """Return the names of those that hold NaN or infinity, in their order.
 
     Args:
         tensors (Mapping[str, Any]): For example a state dict; what is no tensor is passed over.
@@ -286,6 +286,7 @@ def safe_loading() -> Iterator[None]:
 
 
 def load_from_local(filename: str, map_location: Any = None) -> dict:
+    """Read a local file in the place of mmengine's loader; as :func:`load_checkpoint`."""
     checkpoint = load_checkpoint(filename, map_location)
     # Runner.resume runs this text as Python. mmengine itself writes `cfg`, which it does not.
     if isinstance(checkpoint.get('meta'), dict):

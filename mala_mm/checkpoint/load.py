@@ -175,7 +175,7 @@ def match(
 
 
 def unwrap(model: nn.Module) -> nn.Module:
-    """The model inside of wrappers for distributed training and test-time augmentation."""
+    """Return the model inside of wrappers for distributed training and test-time augmentation."""
     while is_model_wrapper(model) or isinstance(model, BaseTTAModel):
         model = model.module
     return model
@@ -184,7 +184,7 @@ def unwrap(model: nn.Module) -> nn.Module:
 def _read(
     backbone: nn.Module, checkpoint: Mapping, path: str, prefix: str | None
 ) -> tuple[OrderedDict[str, Tensor], OrderedDict[str, Tensor] | None]:
-    """The weights under the names that they have here, and the angles of a published file."""
+    """Return the weights under our names, and the angles of a published file."""
     weights, _ = names.find_weights(checkpoint, path)
     if prefix is not None:
         prefix = prefix.removesuffix('.') + '.'
@@ -203,7 +203,7 @@ def _read(
 
 
 def _outside_backbone(weights: Mapping[str, Tensor]) -> set[str]:
-    """The names in a file of a whole model that are not its backbone's."""
+    """Return the names in a file of a whole model that are not its backbone's."""
     outside = {name for name in weights if not name.startswith(names.BACKBONE)}
     return outside if len(outside) < len(weights) else set()
 

@@ -57,7 +57,7 @@ _UNPRINTABLE = re.compile('[\x00-\x1f\x7f\ud800-\udfff]')
 
 
 def shown(value: Any) -> str:
-    """A value as a sentence can hold it: short and on one line."""
+    """Return a value as a sentence can hold it: short and on one line."""
     return _short.repr(value)
 
 
@@ -121,7 +121,7 @@ SINGULAR = dict(images='image', categories='category', annotations='annotation')
 
 
 def inspect_content(content: dict[str, Any]) -> Iterator[Finding]:
-    """Finds the faults of a parsed file with the lists ``images`` and ``categories``.
+    """Find the faults of a parsed file with the lists ``images`` and ``categories``.
 
     Yields:
         Findings of these kinds. Form: ``missing-field``, ``wrong-type``. Identity:
@@ -180,7 +180,7 @@ def inspect_content(content: dict[str, Any]) -> Iterator[Finding]:
 
 
 def _check_fields(key: str, number: int, entry: Any) -> tuple[str, list[Finding]]:
-    """The place of an entry, and which of its fields are missing or of the wrong type."""
+    """Return the place of an entry, and which of its fields are missing or of the wrong type."""
     where = f'{key}[{number}]'
     if type(entry) is not dict:
         return where, [Finding('wrong-type', where, f'is {shown(entry)}, not an object')]
@@ -201,7 +201,7 @@ def _check_fields(key: str, number: int, entry: Any) -> tuple[str, list[Finding]
 
 
 def _check_shape(ann: dict, size: tuple[int, int] | None) -> Iterator[tuple[str, str]]:
-    """Yields (kind, message) for the box, area and outline; ``size`` is the image's (H, W)."""
+    """Yield (kind, message) for the box, area and outline; ``size`` is the image's (H, W)."""
     (x, y, w, h), area = ann['bbox'], ann['area']
     if w < 1 or h < 1 or area <= 0:
         yield (
@@ -227,7 +227,7 @@ def _check_shape(ann: dict, size: tuple[int, int] | None) -> Iterator[tuple[str,
 
 
 def _outside(low: float, right: float, bottom: float, size: tuple[int, int]) -> str | None:
-    """The kind of finding for what leaves an image by so many pixels, or None."""
+    """Return the kind of finding for what leaves an image by so many pixels, or None."""
     most = max(-low, right, bottom)
     if most <= BOUNDS_TOLERANCE:
         return None
@@ -255,7 +255,7 @@ def _check_polygons(polygons: list, size: tuple[int, int] | None) -> Iterator[tu
 
 
 def check_rle(outline: dict, size: tuple[int, int] | None) -> str | None:
-    """What is wrong with run lengths, ``{'size': [H, W], 'counts': [...] or '...'}``, or None.
+    """Say what is wrong with run lengths, ``{'size': [H, W], 'counts': [...] or '...'}``, or None.
 
     Args:
         outline: the run lengths, plain or in pycocotools' compressed form.
@@ -282,7 +282,7 @@ def check_rle(outline: dict, size: tuple[int, int] | None) -> str | None:
 
 
 def decode_counts(text: str) -> list[int] | None:
-    """The run lengths behind pycocotools' compressed text, or None if it is none.
+    """Return the run lengths behind pycocotools' compressed text, or None if it is none.
 
     A number is written in groups of five bits, lowest first, each in one character from '0' on;
     bit 5 says that another group follows, bit 4 of the last group is the sign. From the fourth

@@ -38,7 +38,7 @@ FOREIGN_HEADS = ('rpn_head', 'semantic_head')
 def check_dataset(
     dataset_cfg: Mapping[str, Any], scope: str | None = None, limit: int | None = 64
 ) -> None:
-    """Checks that a data set is there and fits its configuration.
+    """Check that a data set is there and fits its configuration.
 
     Args:
         dataset_cfg: the ``dataset`` of a data loader; wrappers (RepeatDataset, ConcatDataset,
@@ -72,7 +72,7 @@ def check_dataset(
 def check_num_classes(
     model_cfg: Mapping[str, Any], dataset_cfg: Mapping[str, Any], scope: str | None = None
 ) -> None:
-    """Checks that the heads predict as many classes as the data set has.
+    """Check that the heads predict as many classes as the data set has.
 
     Args:
         model_cfg: the config's ``model``.
@@ -111,7 +111,7 @@ def coco_files(dataset_cfg: Mapping[str, Any], scope: str | None = None) -> list
 
 
 def check_evaluator(evaluator_cfg: Any) -> None:
-    """Checks the annotation files that COCO metrics evaluate against.
+    """Check the annotation files that COCO metrics evaluate against.
 
     Args:
         evaluator_cfg: the config's ``val_evaluator`` or ``test_evaluator``.

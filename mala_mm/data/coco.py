@@ -41,7 +41,7 @@ class CocoSummary(NamedTuple):
 
 
 def read_coco(ann_file: str | os.PathLike) -> dict[str, Any]:
-    """Parses an annotation file.
+    """Parse an annotation file.
 
     Raises:
         UserError: it is missing, no JSON, or lacks the lists of images or categories.
@@ -87,7 +87,7 @@ def read_coco(ann_file: str | os.PathLike) -> dict[str, Any]:
 
 
 def summarize_coco(ann_file: str | os.PathLike) -> CocoSummary:
-    """What a run has to know; kept, so that asking twice parses once.
+    """Return what a run has to know; kept, so that asking twice parses once.
 
     Raises:
         UserError: as :func:`read_coco`.
@@ -143,7 +143,7 @@ def missing_files(folder: str | os.PathLike, names: Iterable[str]) -> list[str]:
 def validate_coco(
     ann_file: str | os.PathLike, image_dir: str | os.PathLike | None = None
 ) -> list[Finding]:
-    """Lists the faults of an annotation file.
+    """List the faults of an annotation file.
 
     Args:
         ann_file: the file.

@@ -46,7 +46,7 @@ class Dataset:
         self.labels = os.path.join(self.root, labels) if labels else None
 
     def option(self, name: str) -> Any:
-        """The configured value, or the default in the constructor that defines it."""
+        """Return the configured value, or the default in the constructor that defines it."""
         if name in self.cfg:
             return self.cfg[name]
         for base in self.cls.__mro__ if self.cls else ():
@@ -57,6 +57,7 @@ class Dataset:
 
     @property
     def default_classes(self) -> tuple[str, ...] | None:
+        """The classes that the data set's type brings along, None if it has none."""
         names = getattr(self.cls, 'METAINFO', {}).get('classes')
         return None if names is None else tuple(names)
 
@@ -77,7 +78,7 @@ class Dataset:
 
 
 def leaves(cfg: Mapping[str, Any] | Sequence) -> Iterator[Mapping[str, Any]]:
-    """The data sets inside wrappers."""
+    """Return the data sets inside wrappers."""
     if isinstance(cfg, (list, tuple)):
         for part in cfg:
             yield from leaves(part)
@@ -90,7 +91,7 @@ def leaves(cfg: Mapping[str, Any] | Sequence) -> Iterator[Mapping[str, Any]]:
 
 
 def _resolve(kind: str | type, scope: str | None) -> type | None:
-    """The class of a data set type, or None if nothing knows it (building will complain)."""
+    """Return the class of a data set type, or None if nothing knows it (building will complain)."""
     if isinstance(kind, type):
         return kind
     from mmengine.registry import DATASETS, DefaultScope
@@ -115,7 +116,7 @@ def require_folder(path: str, kind: str) -> None:
 
 
 def read_lines(path: str) -> list[str]:
-    """The lines of a text file, stripped; blank ones too, which the data sets trip over."""
+    """Return the lines of a text file, stripped; blank ones too, which the data sets trip over."""
     try:
         with open(path, encoding='utf-8') as file:
             return [line.strip() for line in file]
@@ -126,13 +127,13 @@ def read_lines(path: str) -> list[str]:
 
 
 def some(names: Sequence[str], most: int = 4) -> str:
-    """The first of the names, and how many more there are."""
+    """Return the first of the names, and how many more there are."""
     shown = ', '.join(str(name) for name in names[:most])
     return shown if len(names) <= most else f'{shown} and {len(names) - most} more'
 
 
 def is_are(names: Sequence[str]) -> str:
-    """The verb that goes with so many names."""
+    """Return the verb that goes with so many names."""
     return 'is' if len(names) == 1 else 'are'
 
 

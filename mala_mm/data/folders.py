@@ -18,7 +18,7 @@ IGNORE = 255
 
 
 def check_segmentation(dataset: Dataset, limit: int | None) -> None:
-    """Checks folders of images and label maps; ``limit`` as in ``check_dataset``."""
+    """Check folders of images and label maps; ``limit`` as in ``check_dataset``."""
     require_folder(dataset.images, 'image')
     if dataset.labels is None:
         return  # a test set without labels
@@ -72,7 +72,7 @@ def check_segmentation(dataset: Dataset, limit: int | None) -> None:
 
 
 def check_image(path: str | os.PathLike) -> tuple[int, int]:
-    """The (width, height) that training sees; UserError if the image cannot be read whole."""
+    """Return (width, height) as training sees them; UserError if an image cannot be read whole."""
     size, remarks = inspect_image(Path(path))
     if size is None:
         raise UserError(
@@ -125,7 +125,7 @@ def _check_label_map(
 
 
 def check_classification(dataset: Dataset, limit: int | None) -> None:
-    """Checks class folders or a list of images; ``limit`` as in ``check_dataset``."""
+    """Check class folders or a list of images; ``limit`` as in ``check_dataset``."""
     require_folder(dataset.images, 'image')
     names = dataset.classes
     if dataset.ann_file:
@@ -199,7 +199,7 @@ def _check_cls_list(dataset: Dataset, names: tuple[str, ...] | None) -> list[str
 
 
 def class_folders(dataset: Dataset) -> tuple[str, ...]:
-    """The names of the class folders, sorted."""
+    """Return the names of the class folders, sorted."""
     require_folder(dataset.images, 'image')
     folders = tuple(sorted(e.name for e in os.scandir(dataset.images) if e.is_dir()))
     if not folders:

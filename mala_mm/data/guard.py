@@ -30,6 +30,7 @@ class GuardedTransform:
         return getattr(self.transform, name)
 
     def __call__(self, results: dict) -> dict | None:
+        """Transform; what goes wrong ends in a sentence that names the image."""
         try:
             return self.transform(results)
         except UserError:
@@ -62,6 +63,7 @@ class GuardedLoad(GuardedTransform):
         self.local = backend == 'local' and not getattr(transform, 'file_client_args', None)
 
     def __call__(self, results: dict) -> dict | None:
+        """Load; a local file is looked at first."""
         path = results.get(self.key)
         if path is None or not self.local or '://' in str(path):
             return super().__call__(results)

@@ -20,7 +20,7 @@ ORIENTATION = 0x0112  # the EXIF tag
 
 
 def incomplete(data: bytes) -> str | None:
-    """What an image file lacks, or None: said of empty files and of truncated JPEG and PNG."""
+    """Say what an image file lacks, or None: of empty files and of truncated JPEG and PNG."""
     if not data:
         return 'the file is empty'
     # No marker can occur by chance in JPEG's coded data: the last scan ends with the last marker.
@@ -32,7 +32,7 @@ def incomplete(data: bytes) -> str | None:
 
 
 def inspect_image(path: Path) -> tuple[tuple[int, int] | None, list[tuple[str, str]]]:
-    """Reads an image as training does.
+    """Read an image as training does.
 
     Returns:
         Its (width, height) in training, None if it cannot be read; and (kind, message) of what is
@@ -74,7 +74,7 @@ def inspect_image(path: Path) -> tuple[tuple[int, int] | None, list[tuple[str, s
 
 
 def inspect_images(folder: Path, images: Iterable[Any]) -> Iterator[Finding]:
-    """Looks up and decodes the images of an annotation file.
+    """Look up and decode the images of an annotation file.
 
     Yields:
         ``missing-image``, ``wrong-size`` and what :func:`inspect_image` says.

@@ -29,7 +29,7 @@ class Canvas:
         self._over((slice(None), slice(None)), cover, colour)
 
     def polygon(self, points, colour: Colour, cover: float = 1.0) -> None:
-        """Fills a polygon given as (x, y) pairs."""
+        """Fill a polygon given as (x, y) pairs."""
         pixels = (np.float32(points) + 1) * (self.size / 2) - 0.5
         self._fill(pixels, colour, cover)
 
@@ -90,7 +90,7 @@ def trim(rgba: np.ndarray) -> np.ndarray:
 
 
 def vivid(rng: Generator, value: tuple[float, float] = (0.6, 0.98)) -> np.ndarray:
-    """A saturated colour of any hue."""
+    """Return a saturated colour of any hue."""
     return np.float32(
         colorsys.hsv_to_rgb(rng.random(), rng.uniform(0.5, 0.95), rng.uniform(*value))
     )

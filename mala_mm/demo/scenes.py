@@ -238,7 +238,7 @@ class _Painter:
         return self.short * float(np.exp(self.rng.uniform(low, high)))
 
     def _crowd(self, name: str, size: float) -> np.ndarray:
-        """A cluster of 10 to 24 objects on one patch, premultiplied RGBA."""
+        """Paint a cluster of 10 to 24 objects on one patch, premultiplied RGBA."""
         rng = self.rng
         count = int(rng.integers(10, 25))
         columns = int(np.ceil(np.sqrt(count) * 1.7))
@@ -294,7 +294,7 @@ class _Painter:
         return x, int(base) - h
 
     def _clip(self, patch: np.ndarray, x: int, y: int):
-        """The part of a patch inside the image and its window there, or None."""
+        """Return the part of a patch inside the image and its window there, or None."""
         h, w = patch.shape[:2]
         y0, y1, x0, x1 = max(y, 0), min(y + h, self.height), max(x, 0), min(x + w, self.width)
         if y1 <= y0 or x1 <= x0:
@@ -327,7 +327,7 @@ class _Painter:
         self.entries.append((instance, int(inside.sum())))
 
     def _shadow(self, name: str, patch: np.ndarray, x: int, y: int) -> None:
-        """A soft shadow on what is behind, away from the light."""
+        """Paint a soft shadow on what is behind, away from the light."""
         h, w = patch.shape[:2]
         foot = (patch[int(0.85 * h) :, :, 3] > 0.5).any(0)
         if not foot.any():

@@ -19,7 +19,7 @@ from .textures import mix, noise
 
 
 def ball(canvas: Canvas, rng: Generator, light: np.ndarray) -> None:
-    """A sphere: plain, striped, dotted or in sectors like a beach ball."""
+    """Paint a sphere: plain, striped, dotted or in sectors like a beach ball."""
     x, y = canvas.x / 0.97, canvas.y / 0.97
     r2 = x * x + y * y
     z = np.sqrt(np.clip(1 - r2, 0, 1))
@@ -52,7 +52,7 @@ def ball(canvas: Canvas, rng: Generator, light: np.ndarray) -> None:
 
 
 def ring(canvas: Canvas, rng: Generator, light: np.ndarray) -> None:
-    """A torus seen from the front: a lifebuoy, a tyre, a hoop."""
+    """Paint a torus seen from the front: a lifebuoy, a tyre, a hoop."""
     tube = rng.uniform(0.16, 0.27)
     radius = 0.97 - tube
     r = np.hypot(canvas.x, canvas.y)
@@ -79,7 +79,7 @@ def ring(canvas: Canvas, rng: Generator, light: np.ndarray) -> None:
 
 
 def star(canvas: Canvas, rng: Generator, light: np.ndarray) -> None:
-    """A five-pointed star, faceted or flat with a border."""
+    """Paint a five-pointed star, faceted or flat with a border."""
     angle = np.arange(10) * np.pi / 5 - np.pi / 2
     radius = np.where(np.arange(10) % 2 == 0, 0.97, rng.uniform(0.38, 0.52))
     tips = np.stack([radius * np.cos(angle), radius * np.sin(angle)], 1)
@@ -98,7 +98,7 @@ def star(canvas: Canvas, rng: Generator, light: np.ndarray) -> None:
 
 
 def box(canvas: Canvas, rng: Generator, light: np.ndarray) -> None:
-    """A crate, carton or gift seen from the front, the top and one side."""
+    """Paint a crate, carton or gift seen from the front, the top and one side."""
     side = rng.choice([-1, 1])
     dx, dy = 0.97 * rng.uniform(0.28, 0.5), rng.uniform(0.25, 0.42)
     x0, x1 = -0.95, 0.95 - dx
@@ -170,7 +170,7 @@ def box(canvas: Canvas, rng: Generator, light: np.ndarray) -> None:
 
 
 def tree(canvas: Canvas, rng: Generator, light: np.ndarray) -> None:
-    """A conifer or a broad-leaved tree, green, autumnal or in blossom."""
+    """Paint a conifer or a broad-leaved tree, green, autumnal or in blossom."""
     crowns = [
         (0.16, 0.42, 0.14),
         (0.30, 0.50, 0.14),
@@ -221,7 +221,7 @@ def tree(canvas: Canvas, rng: Generator, light: np.ndarray) -> None:
 
 
 def house(canvas: Canvas, rng: Generator, light: np.ndarray) -> None:
-    """A house with a gable or a long roof, door, windows and sometimes a chimney."""
+    """Paint a house with a gable or a long roof, door, windows and sometimes a chimney."""
     wall = np.float32(
         rng.choice(
             [
@@ -306,7 +306,7 @@ def house(canvas: Canvas, rng: Generator, light: np.ndarray) -> None:
 
 
 def car(canvas: Canvas, rng: Generator, light: np.ndarray) -> None:
-    """A saloon, hatchback, van or pick-up seen from the side, facing right."""
+    """Paint a saloon, hatchback, van or pick-up seen from the side, facing right."""
     paint = any_colour(rng)
     kind = rng.choice(4)
     roof = (-0.42, -0.40, -0.55, -0.44)[kind]
@@ -363,7 +363,7 @@ def car(canvas: Canvas, rng: Generator, light: np.ndarray) -> None:
 
 
 def boat(canvas: Canvas, rng: Generator, light: np.ndarray) -> None:
-    """A sailing boat with one or two sails and a striped hull."""
+    """Paint a sailing boat with one or two sails and a striped hull."""
     hull, stripe = any_colour(rng), any_colour(rng)
     sail = np.float32((0.97, 0.96, 0.92)) if rng.random() < 0.5 else vivid(rng, (0.75, 1.0))
     mast = rng.uniform(-0.15, 0.15)
@@ -414,7 +414,7 @@ def boat(canvas: Canvas, rng: Generator, light: np.ndarray) -> None:
 
 
 def rock(canvas: Canvas, rng: Generator, light: np.ndarray) -> None:
-    """A boulder: clutter that belongs to no class."""
+    """Paint a boulder: clutter that belongs to no class."""
     count = rng.integers(8, 12)
     angle = np.arange(count) * 2 * np.pi / count
     radius = rng.uniform(0.68, 0.95, count)
@@ -489,6 +489,6 @@ def sprite(rng: Generator, name: str, size: float, light: float) -> np.ndarray:
 
 
 def _rotation(rng: Generator) -> np.ndarray:
-    """A random rotation matrix (3, 3)."""
+    """Return a random rotation matrix (3, 3)."""
     q, r = np.linalg.qr(rng.normal(size=(3, 3)))
     return (q * np.sign(np.diag(r))).astype(np.float32)

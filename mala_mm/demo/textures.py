@@ -65,7 +65,7 @@ def mix(first, second, amount: np.ndarray) -> np.ndarray:
 
 
 def curve(rng: Generator, width: int, level: float, height: float, cell: float) -> np.ndarray:
-    """A wavy row (width,) around ``level``, as the border between two regions."""
+    """Return a wavy row (width,) around ``level``, as the border between two regions."""
     return level + height * (2 * noise(rng, (1, width), cell, octaves=3)[0] - 1)
 
 
@@ -88,7 +88,7 @@ class Ground:
         self.fade = np.sqrt(self.near)  # far away, texture melts into its mean colour
 
     def sample(self, tile: np.ndarray, across: float, along: float) -> np.ndarray:
-        """Looks a noise tile up on the plane; the factors set its density."""
+        """Look a noise tile up on the plane; the factors set its density."""
         size = tile.shape[0]
         u = self.x * (across * size) + size / 2
         v = np.broadcast_to(self.depth * (along * size), self.shape)
@@ -103,7 +103,7 @@ class Ground:
 
 
 def sky(rng: Generator, shape: tuple[int, int], horizon: float) -> np.ndarray:
-    """A sky with clouds, (H, W, 3), paler towards the row of the horizon."""
+    """Paint a sky with clouds, (H, W, 3), paler towards the row of the horizon."""
     h, w = shape
     tops = ((0.16, 0.38, 0.75), (0.30, 0.52, 0.85), (0.45, 0.50, 0.58), (0.25, 0.28, 0.52))
     lows = ((0.72, 0.86, 0.96), (0.85, 0.92, 0.96), (0.78, 0.79, 0.80), (0.98, 0.72, 0.50))
@@ -117,7 +117,7 @@ def sky(rng: Generator, shape: tuple[int, int], horizon: float) -> np.ndarray:
 
 
 def mountain(rng: Generator, shape: tuple[int, int], ridge: np.ndarray, foot: float) -> np.ndarray:
-    """A rocky slope, (H, W, 3), with haze towards its foot."""
+    """Paint a rocky slope, (H, W, 3), with haze towards its foot."""
     h, w = shape
     rock = noise(rng, shape, h * 0.16, octaves=5, stretch=1.1)
     slope = cv2.Sobel(rock, cv2.CV_32F, 1, 0) + 0.5 * cv2.Sobel(rock, cv2.CV_32F, 0, 1)
@@ -135,7 +135,7 @@ def mountain(rng: Generator, shape: tuple[int, int], ridge: np.ndarray, foot: fl
 
 
 def grass(rng: Generator, ground: Ground) -> np.ndarray:
-    """A meadow on the ground, (H, W, 3), now and then with flowers."""
+    """Paint a meadow on the ground, (H, W, 3), now and then with flowers."""
     h, w = ground.shape
     dark = np.float32(rng.choice([(0.16, 0.32, 0.10), (0.22, 0.34, 0.10), (0.12, 0.30, 0.14)]))
     light = dark * 1.7 + np.float32((0.16, 0.14, 0.04)) * rng.uniform(0.2, 1.3)
@@ -180,7 +180,7 @@ def asphalt(rng: Generator, ground: Ground) -> np.ndarray:
 
 
 def brick(rng: Generator, shape: tuple[int, int]) -> np.ndarray:
-    """A brick wall, (H, W, 3), every other course shifted by half a brick."""
+    """Paint a brick wall, (H, W, 3), every other course shifted by half a brick."""
     h, w = shape
     course = max(5.0, h * rng.uniform(0.035, 0.06))  # height of one row of bricks
     length = course * rng.uniform(2.0, 2.6)
@@ -206,7 +206,7 @@ def brick(rng: Generator, shape: tuple[int, int]) -> np.ndarray:
 
 
 def _road(rng: Generator, back: Backdrop, ground: Ground) -> None:
-    """A road that runs to the horizon, with a dashed centre line."""
+    """Paint a road that runs to the horizon, with a dashed centre line."""
     bend, offset = rng.uniform(-0.5, 0.5), rng.uniform(-0.5, 0.5)
     half = rng.uniform(0.45, 0.8)
     far = ground.depth / ground.depth.max()
@@ -299,7 +299,7 @@ def backdrop(rng: Generator, shape: tuple[int, int], wet: bool = False) -> Backd
 
 
 def _pavement(rng: Generator, ground: Ground) -> tuple[str, np.ndarray]:
-    """What lies between a wall and the road."""
+    """Paint what lies between a wall and the road."""
     if rng.random() < 0.5:
         return 'grass', grass(rng, ground)
     return 'sand', sand(rng, ground)

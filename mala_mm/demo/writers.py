@@ -43,7 +43,7 @@ def write_demo_data(
     overwrite: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> Path:
-    """Generates a data set.
+    """Generate a data set.
 
     Everything is written to a temporary folder beside ``out``, which takes its place at the end, so
     that ``out`` is either complete or untouched.
@@ -112,7 +112,7 @@ def rle(mask: np.ndarray) -> dict[str, Any]:
 
 
 def polygon(cover: np.ndarray) -> list[float] | None:
-    """The outline of a coverage map at its 0.5 level as x1, y1, x2, y2, ...
+    """Return the outline of a coverage map at its 0.5 level as x1, y1, x2, y2, ...
 
     Pixel (i, j) covers the square from (j, i) to (j + 1, i + 1), as COCO counts.
 
@@ -187,7 +187,7 @@ class _CocoWriter:
 
 
 def _segmentation(instance: Instance) -> list[list[float]] | dict[str, Any]:
-    """A polygon where the object shows in one piece, run lengths otherwise."""
+    """Return a polygon where the object shows in one piece, run lengths otherwise."""
     if not (instance.crowd or instance.occluded):
         outline = polygon(instance.cover)
         if outline:
@@ -216,7 +216,7 @@ class _AdeWriter:
         self.images[split] += counts > 0
 
     def close(self) -> None:
-        """Writes the class list: share of the labelled pixels, images per split, name."""
+        """Write the class list: share of the labelled pixels, images per split, name."""
         ratio = self.pixels / max(self.pixels[1:].sum(), 1)
         rows = ['Idx\tRatio\tTrain\tVal\tName']
         for i, name in enumerate(self.names, 1):
@@ -226,7 +226,7 @@ class _AdeWriter:
 
 
 def _add_portrait(root: Path, config: SceneConfig, seed: int, split: str, index: int) -> None:
-    """Writes a image of a single object; the classes take turns."""
+    """Write an image of a single object; the classes take turns."""
     name = config.thing_classes[index % len(config.thing_classes)]
     path = root / split / name / f'{name}_{split}_{index + 1:08d}.jpg'
     path.parent.mkdir(parents=True, exist_ok=True)

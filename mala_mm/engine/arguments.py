@@ -87,7 +87,7 @@ def run_parser(description: str) -> argparse.ArgumentParser:
 
 
 def read_config(args: argparse.Namespace) -> Config:
-    """The config of a run, with the options of :func:`run_parser` applied.
+    """Return the config of a run, with the options of :func:`run_parser` applied.
 
     Args:
         args (argparse.Namespace): The parsed options.

@@ -75,7 +75,7 @@ def _tell(sentence: str) -> None:
 
 
 def explain(error: Exception) -> str | None:
-    """The sentence that tells a user what to fix, or None for a bug.
+    """Return the sentence that tells a user what to fix, or None for a bug.
 
     Besides :class:`UserError`, these are packages that are not installed, and mistakes in a config
     that show when mmengine builds a part from it: an unknown type, an argument that a class does

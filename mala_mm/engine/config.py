@@ -69,7 +69,7 @@ def _similar_file(path: Path) -> str:
 
 
 def _import_what_is_named(cfg: Config, path: Path) -> None:
-    """Imports what options may have changed."""
+    """Import what options may have changed."""
     if isinstance(cfg.get('default_scope'), str):
         _import_scope(cfg, path)
     custom = cfg.get('custom_imports') or dict(imports=[])

@@ -66,7 +66,7 @@ class NumberedBatchSampler(Sampler):
         self.epoch = self.first = 0
 
     def __len__(self) -> int:
-        """The number of batches in one pass over the data."""
+        """Return the number of batches in one pass over the data."""
         return len(self._one_pass())
 
     def __iter__(self) -> Iterator[NumberedBatch]:

@@ -98,7 +98,7 @@ def _check_new_key(option: str, path: str, key: str, owner: Mapping) -> None:
 
 
 def _arguments(type_name: str) -> set[str] | None:
-    """The arguments that a registered class takes, or None where they cannot be told."""
+    """Return the arguments that a registered class takes, or None where they cannot be told."""
     roots: Iterable[Registry] = (
         value for value in vars(mmengine.registry).values() if isinstance(value, Registry)
     )

@@ -12,7 +12,7 @@ import torch
 
 
 def get_states() -> dict[str, Any]:
-    """The states of all generators, as tensors and numbers that any checkpoint may hold.
+    """Return the states of all generators, as tensors and numbers that any checkpoint may hold.
 
     CUDA's is that of the current device, where there is one: each process trains on its own.
     """

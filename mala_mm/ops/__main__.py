@@ -11,7 +11,7 @@ SHAPES = {'200 x 334, d = 64': (200 * 334, 64), '50 x 84, d = 64': (50 * 84, 64)
 
 
 def operator_table() -> str:
-    """The operators in Markdown: options, kernels, parameters and cost of one head."""
+    """Return the operators in Markdown: options, kernels, parameters and cost of one head."""
     head = ['operator', 'options', 'fused', 'parameters', *(f'MMACs at {x}' for x in SHAPES)]
     rows = [head, ['---'] * len(head)]
     for name, cls in OPERATORS.items():

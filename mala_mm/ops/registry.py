@@ -49,7 +49,7 @@ def register_operator(name: str) -> Callable[[type[Operator]], type[Operator]]:
 
 
 def get_operator(name: str) -> type[Operator]:
-    """The class of an operator.
+    """Return the class of an operator.
 
     Args:
         name (str): Its registered name.
@@ -118,12 +118,12 @@ class Operator(nn.Module):
 
     @classmethod
     def option_names(cls) -> tuple[str, ...]:
-        """The names of the operator's options."""
+        """Return the names of the operator's options."""
         parameters = inspect.signature(cls.__init__).parameters.values()
         return tuple(p.name for p in parameters if p.kind is p.KEYWORD_ONLY)
 
     def equations(self, q: Tensor, k: Tensor, v: Tensor, size: tuple[int, int]) -> Tensor:
-        """The operator as its paper writes it, differentiable, in the type of its inputs.
+        """Return the operator as its paper writes it, differentiable, in the type of its inputs.
 
         Args:
             q (Tensor): Queries of shape (B, heads, N, d), ``N = H * W`` tokens in row order.
@@ -290,7 +290,7 @@ def without_autocast(device: torch.device) -> AbstractContextManager:
 
 
 def split_heads(x: Tensor, num_heads: int) -> Tensor:
-    """A map (B, C, H, W) as (B, heads, N, d), a view wherever the strides of H and W allow."""
+    """View a map (B, C, H, W) as (B, heads, N, d); copy where the strides of H and W forbid it."""
     return x.flatten(2).unflatten(1, (num_heads, -1)).transpose(2, 3)
 
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def rotary_frequencies(head_dim: int, device: torch.device | str | None = None) -> Tensor:
-    """The turning speed of each channel pair, in radians per row or column.
+    """Return the turning speed of each channel pair, in radians per row or column.
 
     ``theta = 10000 ** -linspace(0, 1, d // 4)``, end point included. Pair ``m`` of either half of
     the channels turns by ``theta[m]`` per step.

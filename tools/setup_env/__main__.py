@@ -68,7 +68,7 @@ def create(env: Environment) -> None:
 
 
 def refuse_other_line(env: Environment, installed: dict) -> None:
-    """The two lines install the same modules, one over the other."""
+    """Return the two lines install the same modules, one over the other."""
     ours = pins(f'{env.line}.txt')
     for line in LINES:
         for name in pins(f'{line}.txt').keys() - ours.keys():
@@ -80,7 +80,7 @@ def refuse_other_line(env: Environment, installed: dict) -> None:
 
 
 def write_constraints(env: Environment) -> None:
-    """The pins, with the torch and torchvision that are installed in the place of ours."""
+    """Return the pins, with the torch and torchvision that are installed in the place of ours."""
     installed = env.installed()
     text = (REQUIREMENTS / 'constraints.txt').read_text()
     if 'torch' in installed:
@@ -144,7 +144,7 @@ def verify(env: Environment) -> None:
 
 
 def fingerprint(env: Environment) -> str:
-    """Changes with the pins, with the set-up, with a move, and with what it has installed."""
+    """Change with the pins, with the set-up, with a move, and with what it has installed."""
     files = [ROOT / 'pyproject.toml', ROOT / 'setup.py', *sorted(REQUIREMENTS.glob('*.txt'))]
     files += sorted(p for p in Path(__file__).parent.rglob('*') if p.suffix in ('.py', '.toml'))
     packages = (p.name for p in env.path.glob('lib/python3*/site-packages/*.dist-info'))

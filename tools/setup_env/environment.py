@@ -92,7 +92,7 @@ class Environment:
         self.constraints = path / 'constraints.txt'
 
     def variables(self, **extra: str) -> dict:
-        """The process environment of the commands that run here."""
+        """Return the process environment of the commands that run here."""
         drop = ('PYTHONPATH', 'PYTHONHOME', 'PIP_TARGET', 'PIP_PREFIX', 'PIP_USER')
         variables = {k: v for k, v in os.environ.items() if k not in drop}
         variables.update(
@@ -184,7 +184,7 @@ class Environment:
 
 
 def _doing(output: str) -> str:
-    """The state of ninja's counter, or what pip does at the moment."""
+    """Return the state of ninja's counter, or what pip does at the moment."""
     counts = re.findall(r'^\s*\[(\d+)/(\d+)\]', output, re.MULTILINE)
     if counts:
         return f': {counts[-1][0]} of {counts[-1][1]} files'

@@ -63,7 +63,7 @@ def provide(env: Environment) -> None:
 
 
 def cached(env: Environment, cache: Path) -> Path | None:
-    """A kept wheel that works here; others are removed."""
+    """Return a kept wheel that works here; others are removed."""
     for wheel in cache.glob(file_pattern(env.line)):
         if fault(env, wheel) is None:
             env.progress.note(f'using {wheel}')
@@ -73,7 +73,7 @@ def cached(env: Environment, cache: Path) -> Path | None:
 
 
 def found(env: Environment, folder: Path) -> Path | None:
-    """A wheel from pip's find-links, if one fits."""
+    """Return a wheel from pip's find-links, if one fits."""
     name, version = requirement(env.line)
     env.pip(
         *('download', '--no-index', '--no-deps', '--only-binary', ':all:', '-d', folder),
@@ -140,7 +140,7 @@ def fault(env: Environment, wheel: Path) -> str | None:
 
 
 def describe_torch(env: Environment) -> dict:
-    """What decides whether a compiled wheel fits the torch of the environment."""
+    """Return what decides whether a compiled wheel fits the torch of the environment."""
     result = env.ask(
         'import json, platform, sys, torch\n'
         'from torch.utils.cpp_extension import CUDA_HOME\n'
@@ -157,7 +157,7 @@ def describe_torch(env: Environment) -> dict:
 
 
 def cache_key(torch: dict) -> str:
-    """What a wheel depends on: torch, Python, machine, GPU."""
+    """Return what a wheel depends on: torch, Python, machine, GPU."""
     key = f'torch-{torch["version"]}-{torch["python"]}-{torch["machine"]}'
     if torch['cuda_available'] or os.environ.get('FORCE_CUDA') == '1':
         architectures = os.environ.get('TORCH_CUDA_ARCH_LIST')

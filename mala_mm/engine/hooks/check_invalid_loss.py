@@ -119,7 +119,7 @@ class CheckInvalidLossHook(Hook):
 
 
 def _first_invalid_gradient(model: nn.Module, optimizer: torch.optim.Optimizer) -> str | None:
-    """The module nearest to the loss whose gradient is not finite, None if all are finite."""
+    """Find the module nearest to the loss whose gradient is not finite; None if all are finite."""
     parameters = [p for group in optimizer.param_groups for p in group['params']]
     gradients = [p.grad for p in parameters if p.grad is not None]
     if not gradients or torch.nn.utils.get_total_norm(gradients).isfinite():
@@ -134,7 +134,7 @@ def _first_invalid_gradient(model: nn.Module, optimizer: torch.optim.Optimizer) 
 
 
 def _first_invalid_output(runner: Runner, data_batch: Any) -> str | None:
-    """The first module whose output is not finite, when the batch goes through the model again."""
+    """Send the batch through the model again; find the first module whose output is not finite."""
     model, found = unwrap(runner.model), []
 
     def look(name: str, module: nn.Module, inputs: tuple, output: Any) -> None:

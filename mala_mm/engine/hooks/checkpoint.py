@@ -155,7 +155,7 @@ class _SafeWriter:
 
 
 def _remedy(path: Path) -> str:
-    """What is left to go on with, after ``path`` could not be written."""
+    """Return what is left to go on with, after ``path`` could not be written."""
     others = [p for p in path.parent.glob('*.pth') if p.is_file()]
     if not others:
         return 'there is no earlier checkpoint: make room and start again'

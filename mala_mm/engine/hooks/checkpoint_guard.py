@@ -28,6 +28,15 @@ class CheckpointGuard(Hook):
         self.other_heads = other_heads
 
     def after_load_checkpoint(self, runner: Any, checkpoint: dict) -> None:
+        """Replace the weights by those that the model takes.
+
+        Args:
+            runner (Any): mmengine's runner.
+            checkpoint (dict): The contents of the file, changed in place.
+
+        Raises:
+            UserError: If the file does not fit, or holds no state to resume from.
+        """
         path = runner._load_from or find_latest_checkpoint(runner.work_dir)
         if runner._resume and not {'meta', 'message_hub', 'optimizer'} <= set(checkpoint):
             raise UserError(

@@ -32,7 +32,7 @@ def require(valid: bool, name: str, wanted: str, value: Any) -> None:
 
 
 def parse_arch(arch: str | dict, zoo: Mapping[str, dict]) -> dict:
-    """The entries of an arch, by name or given, with the defaults filled in.
+    """Return the entries of an arch, by name or given, with the defaults filled in.
 
     Raises:
         TypeError: If ``arch`` is neither a name nor a dict.
@@ -89,7 +89,7 @@ def _positive(values: Any) -> bool:
 def parse_attn_types(
     attn_types: Sequence[str] | None, defaults: Sequence[str], num_stages: int
 ) -> tuple[str, ...]:
-    """The operator of each stage.
+    """Return the operator of each stage.
 
     Raises:
         ValueError: If they are not one known operator per stage.
@@ -112,7 +112,7 @@ def parse_attn_types(
 
 
 def parse_out_indices(out_indices: Sequence[int], num_stages: int) -> tuple[int, ...]:
-    """The stages whose maps are returned.
+    """Return the stages whose maps are returned.
 
     Raises:
         ValueError: If they are not stages in rising order.
@@ -129,7 +129,7 @@ def parse_out_indices(out_indices: Sequence[int], num_stages: int) -> tuple[int,
 
 
 def parse_attn_cfg(attn_cfg: dict | Sequence[dict] | None, attn_types: Sequence[str]) -> list[dict]:
-    """The options of each stage's operator.
+    """Return the options of each stage's operator.
 
     Raises:
         ValueError: If an option is one of no operator here, or there is not one dict per stage.

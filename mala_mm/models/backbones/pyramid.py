@@ -176,7 +176,7 @@ class AttentionPyramid(BaseModule):
     def output_channels(
         cls, arch: str | dict = 'tiny', out_indices: Sequence[int] | None = None
     ) -> tuple[list[int], tuple[int, ...]]:
-        """The channels of the returned maps and the stages they are of, without building.
+        """Return the channels of the returned maps and the stages they are of, without building.
 
         Args:
             arch (str | dict): As in the constructor.

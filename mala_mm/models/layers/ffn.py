@@ -48,7 +48,7 @@ class ConvFFN(BaseModule):
         return self._in_bands(x, scale)
 
     def _in_bands(self, x: Tensor, scale: Tensor | None) -> Tensor:
-        """The same, some rows of an image at a time, so that the hidden map stays in the cache."""
+        """Compute the same by bands of rows, so that the hidden map stays in the cache."""
         height, width = x.shape[2:]
         elements = height * width * self.fc1.out_channels  # of one image
         images = max(1, BAND_ELEMENTS // elements)

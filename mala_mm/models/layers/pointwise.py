@@ -40,7 +40,7 @@ class PointwiseConv2d(nn.Conv2d):
 
 
 def compute_dtype(x: Tensor) -> torch.dtype:
-    """The type in which a convolution of ``x`` is computed."""
+    """Return the type in which a convolution of ``x`` is computed."""
     kind = x.device.type
     if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
         return torch.get_autocast_dtype(kind)

@@ -50,7 +50,7 @@ def can_fuse_depthwise(x: Tensor) -> bool:
 
 
 def reference(x: Tensor, weight: Tensor, bias: Tensor, gelu: bool = False) -> Tensor:
-    """The equation in plain PyTorch."""
+    """Return the equation in plain PyTorch."""
     h = F.gelu(x) if gelu else x
     weight, bias = weight.to(h.dtype), bias.to(h.dtype)
     return h + F.conv2d(h, weight, bias, padding=1, groups=h.shape[1])

@@ -42,7 +42,7 @@ def check_backend(name: str) -> None:
 
 
 def choose_backend(name: str, q: Tensor, problem: Problem | None = None) -> str:
-    """The backend that computes inputs like ``q`` (B, heads, N, d) where ``name`` was asked for.
+    """Choose the backend that computes inputs like ``q`` (B, heads, N, d) for a name.
 
     ``'auto'`` is Triton on a CUDA device, the CPU backend on the CPU, and the reference wherever
     these cannot run or should not: float64 (they keep float32 sums), other head widths, under
@@ -95,14 +95,14 @@ _known_problem = functools.lru_cache(maxsize=1024)(make_problem)
 
 
 def _problem(kind, head_dim, size, *options) -> Problem:
-    """The problem of a call, made once for all calls of its kind."""
+    """Return the problem of a call, made once for all calls of its kind."""
     if torch.compiler.is_compiling():  # sizes may be symbols
         return make_problem(kind, head_dim, size, *options)
     return _known_problem(kind, head_dim, tuple(size), *options)
 
 
 def _reference(problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """The equations of the registered operator; sums are held in float32 at least."""
+    """Return the equations of the registered operator; sums are held in float32 at least."""
     dtype = q.dtype
     q, k, v = in_float32(q), in_float32(k), in_float32(v)
     if torch.compiler.is_compiling() and not torch.compiler.is_exporting():
@@ -123,7 +123,7 @@ def eager(
     rotary: bool = True,
     form: str = 'published',
 ) -> Tensor:
-    """The equations of one of the family as they stand, in the type of the inputs.
+    """Return the equations of one of the family as they stand, in the type of the inputs.
 
     The yardstick of the backends: what plain PyTorch loses in a type, and what it takes.
     ``backend='reference'`` computes the same with sums in float32. Arguments as in
@@ -280,7 +280,7 @@ class FusedOperator(Operator):
 
     @staticmethod
     def formula(problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """The equations in plain PyTorch, differentiable, in the type of the inputs.
+        """Return the equations in plain PyTorch, differentiable, in the type of the inputs.
 
         Args:
             problem (Problem): The options, none of them left open.
@@ -294,7 +294,7 @@ class FusedOperator(Operator):
         raise NotImplementedError
 
     def equations(self, q: Tensor, k: Tensor, v: Tensor, size: tuple[int, int]) -> Tensor:
-        """The formula with this operator's options; see :meth:`Operator.equations`."""
+        """Return the formula with this operator's options; see :meth:`Operator.equations`."""
         return eager(self.name, q, k, v, size, self.scale, self.eps, self.rotary, self.form)
 
     @property

@@ -132,7 +132,7 @@ def make_problem(
     rotary: bool = True,
     form: str = 'published',
 ) -> Problem:
-    """The problem that a caller's options describe.
+    """Return the problem that a caller's options describe.
 
     Args:
         kind (str): One of :data:`KINDS`.
@@ -155,7 +155,7 @@ def make_problem(
 
 @functools.cache
 def backend_module(name: str) -> ModuleType:
-    """The module of a backend, imported when first needed."""
+    """Return the module of a backend, imported when first needed."""
     return importlib.import_module(f'{__package__}.{name}')
 
 
@@ -346,7 +346,7 @@ class FusedAttention(torch.autograd.Function):
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, *spec) -> Tensor:
-    """The op ``mala_mm::attention`` less its states, by the shortest way that serves the caller."""
+    """Compute ``mala_mm::attention`` less its states, by the shortest way that will do."""
     if not _is_plain_call(q, k, v):
         return torch.ops.mala_mm.attention(q, k, v, *spec)[0]
     if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
@@ -355,7 +355,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *spec) -> Tensor:
 
 
 def gated_attention(qkvo: Tensor, lepe: Tensor, *spec) -> Tensor:
-    """The op ``mala_mm::gated_attention`` less its states, likewise."""
+    """Compute ``mala_mm::gated_attention`` less its states, likewise."""
     if not _is_plain_call(qkvo, lepe):
         return torch.ops.mala_mm.gated_attention(qkvo, lepe, *spec)[0]
     if torch.is_grad_enabled() and (qkvo.requires_grad or lepe.requires_grad):

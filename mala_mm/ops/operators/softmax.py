@@ -39,7 +39,7 @@ def softmax_attention(
 
 
 def _attend(q, k, v, size, scale, rotary) -> Tensor:
-    """The fused op turns q and k by itself."""
+    """Attend; the fused op turns q and k by itself."""
     if fused.can_fuse_softmax(q):
         scale = q.shape[-1] ** -0.5 if scale is None else scale
         return fused.softmax_attention(q, k, v, size, float(scale), rotary)

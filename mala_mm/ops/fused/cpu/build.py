@@ -28,7 +28,7 @@ _FLAGS = (
 
 
 def compile_library(source: Path, *defines: str) -> ctypes.CDLL | str:
-    """The compiled form of a C file, or the reason why there is none.
+    """Return the compiled form of a C file, or the reason why there is none.
 
     Args:
         source (Path): The file.
@@ -67,7 +67,7 @@ def compile_library(source: Path, *defines: str) -> ctypes.CDLL | str:
 
 
 def _processor() -> str:
-    """What code for "this machine" depends on; a home folder may be shared by several."""
+    """Return what code for "this machine" depends on; a home folder may be shared by several."""
     try:
         lines = Path('/proc/cpuinfo').read_text().splitlines()
     except OSError:

@@ -95,7 +95,7 @@ def backward(
 
 
 def _fold_constants(problem: Problem, s: Tensor) -> None:
-    """The weight of every key and the mean of the values, in the states or in their gradients."""
+    """Fold in the weight of every key and the mean of the values: states or their gradients."""
     d = s.shape[-1]
     s[:, : d + 1] *= problem.coefficient
     s[:, d + _VBAR] /= problem.num_tokens
@@ -150,5 +150,5 @@ class _Call:
 
 @functools.cache
 def _library(head_dim: int, dtype: torch.dtype) -> ctypes.CDLL | str:
-    """The compiled kernels of a head width and type, or the reason why there are none."""
+    """Return the compiled kernels of a head width and type, or the reason why there are none."""
     return compile_library(_SOURCE, f'WIDTH={head_dim}', DTYPES[dtype])

@@ -42,7 +42,7 @@ def backward(
 
 
 def _taps(weight: Tensor) -> Tensor:
-    """The kernel as (9, C), float32."""
+    """Return the kernel as (9, C), float32."""
     return weight.flatten(1).t().float().contiguous()
 
 
@@ -62,5 +62,5 @@ def _run(name: str, x: Tensor, gelu: bool, *tensors: Tensor) -> None:
 
 @functools.cache
 def _library(dtype: torch.dtype) -> ctypes.CDLL | str:
-    """The compiled kernels of a type, or the reason why there are none."""
+    """Return the compiled kernels of a type, or the reason why there are none."""
     return compile_library(_SOURCE, DTYPES[dtype])

@@ -55,5 +55,5 @@ def turn(x: Tensor, size: tuple[int, int], direction: float, out: Tensor) -> Non
 
 @functools.cache
 def _library(head_dim: int, dtype: torch.dtype) -> ctypes.CDLL | str:
-    """The compiled kernels of a head width and type, or the reason why there are none."""
+    """Return the compiled kernels of a head width and type, or the reason why there are none."""
     return compile_library(_SOURCE, f'WIDTH={head_dim}', DTYPES[dtype])

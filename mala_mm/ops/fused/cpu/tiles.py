@@ -288,13 +288,13 @@ def _combine(problem: Problem, y: Tensor, z: Tensor, a: Tensor, vbar: Tensor, ou
 
 @functools.lru_cache(maxsize=32)
 def _rotations(size: tuple[int, int], head_dim: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Turns of the rows and of the columns as complex numbers, (H, 1, d // 4) and (W, d // 4)."""
+    """Return the turns of rows, (H, 1, d // 4), and columns, (W, d // 4), as complex numbers."""
     row_cos, row_sin, column_cos, column_sin = rotary_tables(size, head_dim, dtype)
     return torch.complex(row_cos, row_sin)[:, None], torch.complex(column_cos, column_sin)
 
 
 def _even(total: int, at_most: int) -> int:
-    """The size of the pieces when ``total`` is cut as evenly as pieces of ``at_most`` allow."""
+    """Return the size of the pieces when ``total`` is cut evenly into pieces of ``at_most``."""
     pieces = -(-total // max(1, at_most))
     return -(-total // pieces)
 
@@ -364,16 +364,16 @@ class _Tile:
         return self.tiles.buffer(index, self.shape)
 
     def cut(self, x: Tensor) -> Tensor:
-        """The tile's part (G, n, d) of an input or output (B, heads, N, d), a view."""
+        """Return the tile's part (G, n, d) of an input or output (B, heads, N, d), a view."""
         x = x[self.images, 0] if self.tiles.heads == 1 else x[self.images.start]
         return x[:, self.tokens]
 
     def of(self, state: Tensor) -> Tensor:
-        """The tile's part (G, ...) of a state (B * heads, ...), a view."""
+        """Return the tile's part (G, ...) of a state (B * heads, ...), a view."""
         return state[self.states]
 
     def load(self, x: Tensor, index: int) -> Tensor:
-        """The tile's part of an input in the type of the computation, a view if it has that."""
+        """Return the tile's part of an input in the computation's type, a view if it has that."""
         x = self.cut(x)
         return x if x.dtype == self.tiles.dtype else self.buffer(index).copy_(x)
 
