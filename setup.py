@@ -18,6 +18,7 @@ class BuildPyWithMim(build_py):
     """Add the ``.mim`` folder to the built package."""
 
     def run(self) -> None:
+        """Build the package, then copy or link what lies beside it."""
         super().run()
         package = ROOT if self.editable_mode else Path(self.build_lib)
         target = package / 'mala_mm' / '.mim'
