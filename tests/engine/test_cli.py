@@ -1,5 +1,6 @@
 """Commands: what is missing is named in one sentence."""
 
+import json
 import sys
 
 import pytest
@@ -26,32 +27,35 @@ def test_missing_package_names_what_installs_it(module, command, remedy, monkeyp
     )
 
 
-def test_one_process_speaks_for_all(monkeypatch, tmp_path, capsys):
-    """On every machine of a run, also where only the scheduler numbers the processes."""
+def test_an_error_is_told_once(monkeypatch, tmp_path, capsys):
+    """By the launcher, if there is one; else the first process is ahead of the others."""
     (tmp_path / 'refusing.py').write_text(
         'from mala_mm.errors import UserError\ndef main(argv): raise UserError("no data")'
     )
     monkeypatch.syspath_prepend(tmp_path)
-    for name in ('RANK', 'SLURM_PROCID', 'LOCAL_RANK'):
+    for name in ('RANK', 'SLURM_PROCID', 'LOCAL_RANK', 'TORCHELASTIC_ERROR_FILE', cli.LAUNCHED):
         monkeypatch.delenv(name, raising=False)
-    for variables, heard in (
-        (dict(), True),
-        (dict(RANK='0', LOCAL_RANK='0'), True),
-        (dict(RANK='8', LOCAL_RANK='0'), False),  # the first of the second machine
-        (dict(SLURM_PROCID='3'), False),
+    waited = []
+    monkeypatch.setattr(cli.time, 'sleep', waited.append)
+    for variables, waits in (
+        (dict(), False),
+        (dict(RANK='0', LOCAL_RANK='0'), False),
+        (dict(RANK='8', LOCAL_RANK='0'), True),  # the first of the second machine
+        (dict(SLURM_PROCID='3'), True),
     ):
+        waited.clear()
         with monkeypatch.context() as context:
             for name, value in variables.items():
                 context.setenv(name, value)
             assert cli.run('refusing', []) == 1
-        assert capsys.readouterr().err.endswith('error: no data\n') == heard
-
-
-def test_the_image_at_fault_is_the_last_that_is_named():
-    """mmcv's message comes with the traceback of a worker, in which others may stand."""
-    message = 'failed to load image: a.jpg\nAssertionError: failed to load image: b.jpg'
-    assert cli.explain(AssertionError(message)).startswith('The image b.jpg cannot be read')
-    assert cli.explain(AssertionError('other')) is None
+        assert capsys.readouterr().err.endswith('error: no data\n')
+        assert bool(waited) == waits
+    record = tmp_path / 'error.json'
+    monkeypatch.setenv('TORCHELASTIC_ERROR_FILE', str(record))
+    monkeypatch.setenv(cli.LAUNCHED, '1')
+    assert cli.run('refusing', []) == 1
+    assert capsys.readouterr().err == ''
+    assert json.loads(record.read_text())['message'] == 'no data'
 
 
 def test_a_module_of_nobody_is_a_bug(monkeypatch, tmp_path):
