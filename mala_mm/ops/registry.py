@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from math import isfinite
 
@@ -102,11 +102,14 @@ class Operator(nn.Module):
         paper (str): Title, equation numbers and address of the paper.
         needs_input (bool): Whether :meth:`equations` also takes the input of the attention layer,
             as ``x`` of shape (B, heads * d, H, W).
+        no_scores (str): Why the output is no weighted sum of the values with one weight per head,
+            as the end of a sentence; empty if it is one, and :meth:`scores` gives the weights.
     """
 
     name: str = ''
     paper: str = ''
     needs_input: bool = False
+    no_scores: str = ''
 
     def __init__(self, num_heads: int, head_dim: int) -> None:
         super().__init__()
@@ -146,6 +149,69 @@ class Operator(nn.Module):
             num_tokens (int): Number of tokens ``N``.
         """
         raise NotImplementedError
+
+    def scores(
+        self,
+        q: Tensor,
+        k: Tensor,
+        size: tuple[int, int],
+        rows: Sequence[int] | Tensor,
+        x: Tensor | None = None,
+    ) -> Tensor:
+        """Return rows of the attention scores, ``s_ij`` in ``y_i = sum_j s_ij v_j``.
+
+        The N x N matrix is never built: with one channel of values per row that is asked for, a
+        score is the gradient of one output with respect to one value, and a row of a linear
+        operator costs O(N d), whatever its equations.
+
+        Args:
+            q (Tensor): Queries of shape (B, heads, N, d), any floating dtype.
+            k (Tensor): Keys, as ``q``.
+            size (tuple[int, int]): Height and width (H, W).
+            rows (Sequence[int] | Tensor): The R queries, as indices of tokens in row order.
+            x (Tensor, optional): As in :meth:`forward`.
+
+        Returns:
+            Tensor: Shape (B, heads, R, N), without gradient; half types in float32.
+
+        Raises:
+            ValueError: If the inputs do not fit, there is no such token, or the operator has no
+                scores.
+        """
+        if self.no_scores:
+            having = tuple(name for name, cls in OPERATORS.items() if not cls.no_scores)
+            raise ValueError(
+                f'operator {self.name!r} has no scores: {self.no_scores}; operators with scores '
+                f'are {having}'
+            )
+        check_inputs(q, k, k, size)
+        self.check_heads(q)
+        rows = check_rows(rows, q)
+        q, k = in_float32(q).detach(), in_float32(k).detach()
+        extra = {'x': in_float32(x).detach()} if self.needs_input else {}
+        with torch.enable_grad(), without_autocast(q.device):
+            values = k.new_zeros(*k.shape[:3], len(rows), requires_grad=True)
+            y = self.equations(q, k, values, size, **extra)  # (B, heads, N, R)
+            picked = y[:, :, rows, torch.arange(len(rows), device=q.device)]
+            return torch.autograd.grad(picked.sum(), values)[0].mT
+
+    def state(self, q: Tensor, k: Tensor, v: Tensor, size: tuple[int, int]) -> Tensor:
+        """Return what all queries read: the d x d sum over keys and values, "KV buffer".
+
+        Args:
+            q (Tensor): Queries of shape (B, heads, N, d), which may weigh the keys.
+            k (Tensor): Keys, as ``q``.
+            v (Tensor): Values, as ``q``.
+            size (tuple[int, int]): Height and width (H, W).
+
+        Returns:
+            Tensor: Shape (B, heads, d, d), dtype of ``q``.
+
+        Raises:
+            ValueError: If the operator has no such state.
+        """
+        having = tuple(name for name, cls in OPERATORS.items() if cls.state is not Operator.state)
+        raise ValueError(f'operator {self.name!r} has no KV state; operators with one are {having}')
 
     def forward(
         self, q: Tensor, k: Tensor, v: Tensor, size: tuple[int, int], x: Tensor | None = None
@@ -270,6 +336,21 @@ def check_inputs(q: Tensor, k: Tensor, v: Tensor, size: tuple[int, int]) -> None
         )
     if q.shape[3] % 4:
         raise ValueError(f'the head width d must be divisible by 4, got {q.shape[3]}')
+
+
+def check_rows(rows: Sequence[int] | Tensor, q: Tensor) -> Tensor:
+    """Return indices of tokens as a tensor on the device of q (B, heads, N, d).
+
+    Raises:
+        ValueError: If there is none, or one is no token.
+    """
+    rows = torch.as_tensor(rows, device=q.device)
+    num_tokens = q.shape[2]
+    if rows.dim() != 1 or rows.dtype != torch.int64 or len(rows) == 0:
+        raise ValueError(f'rows must be a list of integers, at least one, got {rows.tolist()}')
+    if not 0 <= rows.min() <= rows.max() < num_tokens:
+        raise ValueError(f'rows must be from 0 to {num_tokens - 1}, got {rows.tolist()}')
+    return rows
 
 
 def feature_map(x: Tensor) -> Tensor:

@@ -5,7 +5,8 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from mala_mm.ops import OPERATORS, build_operator
+from mala_mm.ops import OPERATORS, Operator, build_operator
+from mala_mm.ops.fused.library import KINDS, make_problem
 
 SIZE = (3, 5)
 HEADS, HEAD_DIM = 2, 8
@@ -118,6 +119,47 @@ def test_gradcheck(operator):
     assert torch.autograd.gradcheck(
         lambda q, k, v, *rest: operator.equations(q, k, v, size, *rest), tensors
     )
+
+
+def test_scores_are_the_weights_of_the_values(operator):
+    """Rows of scores, in any order and repeated, times the values are the rows of the output."""
+    rows = [14, 0, 7, 7]
+    q, k, v, size, *rest = inputs(operator, dtype=torch.float64)
+    operator = operator.double()
+    if operator.no_scores:
+        with pytest.raises(ValueError, match=f'{operator.name!r} has no scores: .* with scores'):
+            operator.scores(q, k, size, rows, *rest)
+        return
+    scores = operator.scores(q, k, size, rows, *rest)
+    assert scores.shape == (2, HEADS, len(rows), SIZE[0] * SIZE[1]) and not scores.requires_grad
+    torch.testing.assert_close(scores @ v, operator.equations(q, k, v, size, *rest)[:, :, rows])
+    half = operator.float().scores(q.half(), k.half(), size, rows, *(x.half() for x in rest))
+    # the inputs' rounding to 11 bits, enlarged by products of d and sums of N
+    torch.testing.assert_close(half.double(), scores, rtol=0.05, atol=0.05 * scores.abs().max())
+    for wrong in ([15], [-1], [0.5], []):
+        with pytest.raises(ValueError, match='rows must be'):
+            operator.scores(q, k, size, wrong, *rest)
+
+
+def test_the_state_is_what_the_queries_read(operator):
+    q, k, v, size, *_ = inputs(operator, dtype=torch.float64)
+    if type(operator).state is Operator.state:
+        with pytest.raises(ValueError, match=f'{operator.name!r} has no KV state; .* are'):
+            operator.state(q, k, v, size)
+        return
+    state = operator.double().state(q, k, v, size)
+    assert state.shape == (2, HEADS, HEAD_DIM, HEAD_DIM)
+    # it is linear in the values, a sum over the tokens
+    once_more = operator.state(q, k, 2 * v, size)
+    torch.testing.assert_close(once_more, 2 * state)
+    if operator.name in KINDS:  # and the one that every backend keeps
+        problem = (operator.scale, operator.eps, operator.rotary, operator.form)
+        spec = make_problem(operator.name, HEAD_DIM, size, *problem).spec
+        kept = torch.ops.mala_mm.attention(q.float(), k.float(), v.float(), *size, *spec, 'cpu')[1]
+        # sums of 15 products in float32
+        torch.testing.assert_close(
+            kept[:, :, :HEAD_DIM].double(), state, rtol=1e-5, atol=1e-5 * state.abs().max()
+        )
 
 
 def test_multiply_adds_are_those_of_a_trace(operator):

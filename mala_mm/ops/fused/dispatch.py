@@ -18,11 +18,13 @@ from ..registry import (
     Operator,
     check_inputs,
     check_options,
+    feature_map,
     in_float32,
     merge_heads,
     split_heads,
     without_autocast,
 )
+from ..rotary import rotate
 from . import cpu, library, triton
 from .library import KINDS, MALA_FORMS, Problem, make_problem
 
@@ -296,6 +298,28 @@ class FusedOperator(Operator):
     def equations(self, q: Tensor, k: Tensor, v: Tensor, size: tuple[int, int]) -> Tensor:
         """Return the formula with this operator's options; see :meth:`Operator.equations`."""
         return eager(self.name, q, k, v, size, self.scale, self.eps, self.rotary, self.form)
+
+    @staticmethod
+    def key_weights(problem: Problem, q: Tensor, k: Tensor) -> Tensor | float:
+        """Return the weight ``w_j`` of each key in the state, broadcast to (B, heads, N, 1).
+
+        Args:
+            problem (Problem): The options.
+            q (Tensor): ``phi(q)`` of shape (B, heads, N, d).
+            k (Tensor): ``phi(k)``, as ``q``.
+        """
+        return problem.coefficient
+
+    def state(self, q: Tensor, k: Tensor, v: Tensor, size: tuple[int, int]) -> Tensor:
+        """``KV = sum_j w_j (R_j phi(k_j))^T v_j``; see :meth:`Operator.state`."""
+        check_inputs(q, k, v, size)
+        self.check_heads(q)
+        problem = _problem(
+            self.name, self.head_dim, size, self.scale, self.eps, self.rotary, self.form
+        )
+        q, k = feature_map(in_float32(q)), feature_map(in_float32(k))
+        keys = self.key_weights(problem, q, k) * rotate(k, size, self.rotary)
+        return (keys.mT @ in_float32(v)).to(v.dtype)
 
     @property
     def _options(self) -> dict:

@@ -75,12 +75,16 @@ class RALA(FusedOperator):
         """
         num_tokens = q.shape[-2]
         q, k = feature_map(q), feature_map(k)
-        global_query = q.mean(-2, keepdim=True)  # (B, heads, 1, d)
-        logits = problem.scale * (k @ global_query.mT)  # (B, heads, N, 1)
-        k = num_tokens * torch.softmax(logits, dim=-2) * k
+        k = num_tokens * RALA.key_weights(problem, q, k) * k
         z = q @ k.mean(-2, keepdim=True).mT
         kv = rotate(k, problem.size, problem.rotary).mT @ (v / num_tokens)
         return (rotate(q, problem.size, problem.rotary) @ kv) / (z + problem.eps)
+
+    @staticmethod
+    def key_weights(problem: Problem, q: Tensor, k: Tensor) -> Tensor:
+        """``a_j / N``: the weight of each key by its likeness to the mean of all queries."""
+        global_query = q.mean(-2, keepdim=True)  # (B, heads, 1, d)
+        return torch.softmax(problem.scale * (k @ global_query.mT), dim=-2)
 
     def macs(self, num_tokens: int) -> int:
         """``N d (2 d + 2)`` per head: the state is built and read, ``z`` and the keys' weights."""

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from ..fused import softmax as fused
 from ..fused.dispatch import check_backend
-from ..registry import Operator, check_inputs, check_options, register_operator
+from ..registry import (
+    Operator,
+    check_inputs,
+    check_options,
+    check_rows,
+    in_float32,
+    register_operator,
+)
 from ..rotary import rotate
 
 
@@ -87,6 +97,22 @@ class Softmax(Operator):
         """Attend in the type of the inputs: PyTorch's kernels hold their sums in float32."""
         self.check_heads(q)
         return softmax_attention(q, k, v, size=size, scale=self.scale, rotary=self.rotary)
+
+    def scores(
+        self,
+        q: Tensor,
+        k: Tensor,
+        size: tuple[int, int],
+        rows: Sequence[int] | Tensor,
+        x: Tensor | None = None,
+    ) -> Tensor:
+        """Return rows of ``softmax(scale * (R q) (R k)^T)``, O(N d) each."""
+        check_inputs(q, k, k, size)
+        self.check_heads(q)
+        rows = check_rows(rows, q)
+        scale = self.head_dim**-0.5 if self.scale is None else self.scale
+        q, k = (rotate(in_float32(t).detach(), size, self.rotary) for t in (q, k))
+        return torch.softmax(scale * (q[:, :, rows] @ k.mT), dim=-1)
 
     def macs(self, num_tokens: int) -> int:
         """``2 N^2 d`` per head."""

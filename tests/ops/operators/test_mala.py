@@ -6,7 +6,7 @@ import torch
 from mala_mm.ops import apply_rotary
 from mala_mm.ops.fused.dispatch import eager
 
-from .explicit import HEAD_DIM, SIZE, phi
+from .explicit import HEAD_DIM, SIZE, assert_rows, phi
 
 
 def mala_scores(q, k, coefficient, rotary, eps=1e-6):
@@ -22,9 +22,10 @@ def mala_scores(q, k, coefficient, rotary, eps=1e-6):
 @pytest.mark.parametrize('form, coefficient', [('published', HEAD_DIM**-0.5 / 15), ('paper', 1.0)])
 def test_mala_is_its_score_matrix(qkv, form, coefficient, rotary):
     q, k, v = qkv
-    expected = mala_scores(q, k, coefficient, rotary) @ v
+    scores = mala_scores(q, k, coefficient, rotary)
     out = eager('mala', q, k, v, SIZE, rotary=rotary, form=form)
-    torch.testing.assert_close(out, expected)
+    torch.testing.assert_close(out, scores @ v)
+    assert_rows('mala', q, k, scores, rotary=rotary, form=form)
 
 
 @pytest.mark.parametrize('form', ['published', 'paper'])

@@ -6,7 +6,7 @@ import torch
 from mala_mm.ops import apply_rotary
 from mala_mm.ops.fused.dispatch import eager
 
-from .explicit import HEAD_DIM, SIZE, phi
+from .explicit import HEAD_DIM, SIZE, assert_rows, phi
 
 
 @pytest.mark.parametrize('rotary', [True, False])
@@ -19,3 +19,4 @@ def test_rala_is_its_score_matrix(qkv, rotary):
     turned = [apply_rotary(x, SIZE) if rotary else x for x in (fq, fk)]
     scores = torch.einsum('bhid,bhjd->bhij', *turned) / 15 / (z + 1e-6)
     torch.testing.assert_close(eager('rala', q, k, v, SIZE, rotary=rotary), scores @ v)
+    assert_rows('rala', q, k, scores, rotary=rotary)
