@@ -1,4 +1,4 @@
-# make demo | test | env | lint | clean, with LINE=onedl (default) or LINE=upstream.
+# make demo | test | env | lint | docs | clean, with LINE=onedl (default) or LINE=upstream.
 # VENV=path takes an environment of your own, for example one with a CUDA build of torch.
 
 LINE ?= onedl
@@ -11,13 +11,14 @@ JOBS ?= 2
 # Two processes on two cores: one thread each, and the environment's commands first.
 RUN = OMP_NUM_THREADS=1 PATH="$(abspath $(VENV))/bin:$$PATH"
 
-.PHONY: help env demo test lint clean
+.PHONY: help env demo test lint docs clean
 
 help:
 	@echo 'make env    set up the environment in $(VENV)'
 	@echo 'make demo   train, evaluate and show a detector and a segmentor on generated images'
 	@echo 'make test   run the tests (SLOW=1: those that take minutes too; ARGS=... for pytest)'
 	@echo 'make lint   check the style, and that imports run downwards'
+	@echo 'make docs   build the site in build/site'
 	@echo 'make clean  remove what builds and runs left behind, but no environment'
 	@echo 'LINE=onedl|upstream chooses the dependency line, VENV=path another environment.'
 
@@ -36,6 +37,10 @@ lint: env
 	$(RUN) ruff check .
 	$(RUN) ruff format --check .
 	$(RUN) lint-imports --no-cache --no-logo
+
+docs: env
+	@$(VENV)/bin/python -m pip install -q -c requirements/constraints.txt -r requirements/docs.txt
+	$(RUN) python -m sphinx -q -W --keep-going -b html -c docs . build/site
 
 clean:
 	rm -rf build dist *.egg-info tools/setup_env/torchvision_cpu/build demo_out

@@ -190,7 +190,7 @@ def render_results(models: list[Model], zoo: dict, counts: dict) -> str:
             )
         header = ['config', 'params (M)', 'FLOPs (G)']
         header += [f'{key}, reported' for key in shown] + [f'{key}, measured' for key in shown]
-        sections.append(f'### {title}\n\n{markdown_table(header, rows)}')
+        sections.append(f'## {title}\n\n{markdown_table(header, rows)}')
     return '\n\n'.join(sections)
 
 
