@@ -43,9 +43,9 @@ def test_add_an_operator(sections, tmp_path):
     """The file of the example keeps the contract and trains in a stage."""
     from mala_mm.models import MAViT
 
-    file = tmp_path / 'efficient.py'
+    file = tmp_path / 'sima.py'
     file.write_text(code(sections['Add an operator']))
-    spec = importlib.util.spec_from_file_location('mala_mm.ops.operators.efficient', file)
+    spec = importlib.util.spec_from_file_location('mala_mm.ops.operators.sima', file)
     known = set(OPERATORS)
     try:
         spec.loader.exec_module(importlib.util.module_from_spec(spec))

@@ -22,7 +22,8 @@ def operator_table() -> str:
             operators = [build_operator(name, 1, width) for _, width in SHAPES.values()]
         cells.append(str(sum(p.numel() for p in operators[0].parameters())))
         for operator, (tokens, _) in zip(operators, SHAPES.values()):
-            cells.append(f'{operator.macs(tokens) / 1e6:,.0f}')
+            millions = operator.macs(tokens) / 1e6
+            cells.append(f'{millions:,.0f}' if millions >= 10 else f'{millions:.1f}')
         rows.append(cells)
     return '\n'.join(f'| {" | ".join(row)} |' for row in rows)
 

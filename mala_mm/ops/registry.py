@@ -104,12 +104,19 @@ class Operator(nn.Module):
             as ``x`` of shape (B, heads * d, H, W).
         no_scores (str): Why the output is no weighted sum of the values with one weight per head,
             as the end of a sentence; empty if it is one, and :meth:`scores` gives the weights.
+        local_ffn (bool): Whether the paper also puts a 3x3 depthwise convolution between the two
+            layers of the block's feed-forward network, for a host without one to add.
+        takes_extra_tokens (bool): Whether there may be tokens off the map, such as a class token.
+        num_extra_tokens (int): Their number; they stand before those of the map.
     """
 
     name: str = ''
     paper: str = ''
     needs_input: bool = False
     no_scores: str = ''
+    local_ffn: bool = False
+    takes_extra_tokens: bool = False
+    num_extra_tokens: int = 0
 
     def __init__(self, num_heads: int, head_dim: int) -> None:
         super().__init__()
@@ -124,6 +131,31 @@ class Operator(nn.Module):
         """Return the names of the operator's options."""
         parameters = inspect.signature(cls.__init__).parameters.values()
         return tuple(p.name for p in parameters if p.kind is p.KEYWORD_ONLY)
+
+    def expect_extra_tokens(self, number: int) -> Operator:
+        """Take so many tokens off the map, such as a class token, before those of the map.
+
+        Args:
+            number (int): ``N = number + H * W`` from now on.
+
+        Returns:
+            Operator: The operator itself.
+
+        Raises:
+            ValueError: If the operator has no rule for them.
+        """
+        if number and not self.takes_extra_tokens:
+            raise ValueError(
+                f'operator {self.name!r} takes the tokens of a map alone, got {number} class token '
+                'beside them; use a host without class token'
+            )
+        if number and getattr(self, 'rotary', False):
+            raise ValueError(
+                f'operator {self.name!r} turns tokens by their place on the map (rotary=True), and '
+                'a class token has none; set rotary=False'
+            )
+        self.num_extra_tokens = number
+        return self
 
     def equations(self, q: Tensor, k: Tensor, v: Tensor, size: tuple[int, int]) -> Tensor:
         """Return the operator as its paper writes it, differentiable, in the type of its inputs.
@@ -224,7 +256,7 @@ class Operator(nn.Module):
             v (Tensor): Values, same shape, dtype and device.
             size (tuple[int, int]): Height and width (H, W) of the feature map, ``H * W = N``.
             x (Tensor, optional): Input of the attention layer, (B, heads * d, H, W), for operators
-                with ``needs_input``.
+                with ``needs_input``; (B, heads * d, N) where there are extra tokens.
 
         Returns:
             Tensor: Shape (B, heads, N, d), dtype of ``q``.
@@ -233,7 +265,7 @@ class Operator(nn.Module):
             TypeError: If an input is no floating-point tensor.
             ValueError: If the inputs do not fit each other or the operator.
         """
-        check_inputs(q, k, v, size)
+        check_inputs(q, k, v, size, self.num_extra_tokens)
         self.check_heads(q)
         extra = {}
         if self.needs_input:
@@ -288,7 +320,7 @@ class Operator(nn.Module):
 # What operators share.
 
 
-def check_options(scale: float | None = None, eps: float = 0.0, rotary: bool = True) -> None:
+def check_options(scale: float | None = None, eps: float = 0.0, **flags: bool) -> None:
     """Refuse options that no operator can compute with.
 
     Raises:
@@ -298,15 +330,18 @@ def check_options(scale: float | None = None, eps: float = 0.0, rotary: bool = T
         raise ValueError(f'scale must be a positive number or None, got {scale!r}')
     if not (_is_number(eps) and eps >= 0):
         raise ValueError(f'eps must be a number from 0 on, got {eps!r}')
-    if not isinstance(rotary, bool):
-        raise ValueError(f'rotary must be True or False, got {rotary!r}')
+    for name, flag in flags.items():
+        if not isinstance(flag, bool):
+            raise ValueError(f'{name} must be True or False, got {flag!r}')
 
 
 def _is_number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and isfinite(value)
 
 
-def check_inputs(q: Tensor, k: Tensor, v: Tensor, size: tuple[int, int]) -> None:
+def check_inputs(
+    q: Tensor, k: Tensor, v: Tensor, size: tuple[int, int], num_extra_tokens: int = 0
+) -> None:
     """Refuse queries, keys and values that do not fit each other.
 
     Raises:
@@ -330,9 +365,11 @@ def check_inputs(q: Tensor, k: Tensor, v: Tensor, size: tuple[int, int]) -> None
     if not q.dtype.is_floating_point:
         raise TypeError(f'q, k and v must be floating point, got {q.dtype}')
     height, width = size
-    if q.shape[2] != height * width:
+    if q.shape[2] != num_extra_tokens + height * width:
+        beside = f' besides {num_extra_tokens} extra' if num_extra_tokens else ''
         raise ValueError(
-            f'size (H, W) must have H * W = N, got size {(height, width)} for N = {q.shape[2]}'
+            f'size (H, W) must have H * W = N{beside}, got size {(height, width)} for '
+            f'N = {q.shape[2]}'
         )
     if q.shape[3] % 4:
         raise ValueError(f'the head width d must be divisible by 4, got {q.shape[3]}')
@@ -368,6 +405,14 @@ def without_autocast(device: torch.device) -> AbstractContextManager:
     if torch.amp.is_autocast_available(device.type):
         return torch.autocast(device.type, enabled=False)
     return nullcontext()
+
+
+def depthwise(conv: nn.Conv2d, x: Tensor) -> Tensor:
+    """``conv(x)`` in the type of ``x``, whatever type its parameters are kept in."""
+    bias = None if conv.bias is None else conv.bias.to(x.dtype)
+    return torch.nn.functional.conv2d(
+        x, conv.weight.to(x.dtype), bias, padding=conv.padding, groups=conv.groups
+    )
 
 
 def split_heads(x: Tensor, num_heads: int) -> Tensor:

@@ -160,3 +160,22 @@ def test_options_that_no_stage_knows_are_named():
     assert [operators[2].rotary, operators[3].rotary] == [True, False]
     with pytest.raises(ValueError, match="'softmax' has no option 'form'"):
         MAViT(ARCH, attn_cfg=[{}, {}, dict(form='paper'), {}])
+
+
+def test_tokens_off_the_map(toy):
+    """A class token is a token like others where no place matters, and is refused elsewhere."""
+    for name in set(OPERATORS) - {'toy'}:
+        options = dict(rotary=False) if 'rotary' in OPERATORS[name].option_names() else {}
+        operator = build_operator(name, 2, 8, **options).expect_extra_tokens(1)
+        q = torch.randn(1, 2, 7, 8)
+        x = [torch.randn(1, 16, 7)] if operator.needs_input else []
+        out = operator(q, q, q, (2, 3), *x)
+        assert out.shape == q.shape and out.isfinite().all()
+        with pytest.raises(ValueError, match=r'besides 1 extra, got size \(1, 7\) for N = 7'):
+            operator(q, q, q, (1, 7), *x)
+        if options:
+            with pytest.raises(ValueError, match=f"'{name}' turns .*set rotary=False"):
+                build_operator(name, 2, 8).expect_extra_tokens(1)
+    with pytest.raises(ValueError, match="'toy' takes the tokens of a map alone, got 1 class"):
+        build_operator('toy', 1, 8).expect_extra_tokens(1)
+    assert build_operator('toy', 1, 8).expect_extra_tokens(0).num_extra_tokens == 0

@@ -262,6 +262,9 @@ class FusedOperator(Operator):
         form (str): Form of MALA.
     """
 
+    takes_extra_tokens = True
+    phi = staticmethod(feature_map)
+
     def __init__(
         self,
         num_heads: int,
@@ -273,7 +276,7 @@ class FusedOperator(Operator):
         form: str = 'published',
     ) -> None:
         super().__init__(num_heads, head_dim)
-        check_options(scale, eps, rotary)
+        check_options(scale, eps, rotary=rotary)
         check_backend(backend)
         if form not in MALA_FORMS:
             raise ValueError(f'form must be one of {MALA_FORMS}, got {form!r}')
@@ -297,6 +300,7 @@ class FusedOperator(Operator):
 
     def equations(self, q: Tensor, k: Tensor, v: Tensor, size: tuple[int, int]) -> Tensor:
         """Return the formula with this operator's options; see :meth:`Operator.equations`."""
+        size = (1, q.shape[2]) if self.num_extra_tokens else size
         return eager(self.name, q, k, v, size, self.scale, self.eps, self.rotary, self.form)
 
     @staticmethod
@@ -317,7 +321,7 @@ class FusedOperator(Operator):
         problem = _problem(
             self.name, self.head_dim, size, self.scale, self.eps, self.rotary, self.form
         )
-        q, k = feature_map(in_float32(q)), feature_map(in_float32(k))
+        q, k = self.phi(in_float32(q)), self.phi(in_float32(k))
         keys = self.key_weights(problem, q, k) * rotate(k, size, self.rotary)
         return (keys.mT @ in_float32(v)).to(v.dtype)
 
@@ -336,6 +340,9 @@ class FusedOperator(Operator):
     ) -> Tensor:
         """Attend; see :meth:`Operator.forward`."""
         self.check_heads(q)
+        if self.num_extra_tokens:
+            check_inputs(q, k, v, size, self.num_extra_tokens)
+            size = (1, q.shape[2])  # without rotation the places do not matter
         return attention(self.name, q, k, v, size, **self._options)
 
     def gated(

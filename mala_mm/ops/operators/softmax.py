@@ -70,9 +70,11 @@ class Softmax(Operator):
         head_dim (int): Width ``d`` of a head.
         scale (float, optional): Defaults to ``d ** -0.5``.
         rotary (bool): Whether the rotary embedding turns q and k.
+        unit_query (bool): Whether to divide every query by its length (MALA paper, table 1).
     """
 
     paper = 'Attention Is All You Need, eq. 1, https://arxiv.org/abs/1706.03762'
+    takes_extra_tokens = True
 
     def __init__(
         self,
@@ -81,14 +83,17 @@ class Softmax(Operator):
         *,
         scale: float | None = None,
         rotary: bool = True,
+        unit_query: bool = False,
     ) -> None:
         super().__init__(num_heads, head_dim)
-        check_options(scale, rotary=rotary)
+        check_options(scale, rotary=rotary, unit_query=unit_query)
         self.scale = scale
         self.rotary = rotary
+        self.unit_query = unit_query
 
     def equations(self, q: Tensor, k: Tensor, v: Tensor, size: tuple[int, int]) -> Tensor:
         """``softmax(scale * (R q) (R k)^T) v``; rotation on the raw q and k."""
+        q = F.normalize(q, dim=-1) if self.unit_query else q
         return _equations(q, k, v, size, self.scale, self.rotary)
 
     def forward(
@@ -96,6 +101,9 @@ class Softmax(Operator):
     ) -> Tensor:
         """Attend in the type of the inputs: PyTorch's kernels hold their sums in float32."""
         self.check_heads(q)
+        check_inputs(q, k, v, size, self.num_extra_tokens)
+        q = F.normalize(q, dim=-1) if self.unit_query else q
+        size = (1, q.shape[2]) if self.num_extra_tokens else size
         return softmax_attention(q, k, v, size=size, scale=self.scale, rotary=self.rotary)
 
     def scores(
@@ -111,7 +119,9 @@ class Softmax(Operator):
         self.check_heads(q)
         rows = check_rows(rows, q)
         scale = self.head_dim**-0.5 if self.scale is None else self.scale
-        q, k = (rotate(in_float32(t).detach(), size, self.rotary) for t in (q, k))
+        q, k = in_float32(q).detach(), in_float32(k).detach()
+        q = F.normalize(q, dim=-1) if self.unit_query else q
+        q, k = (rotate(t, size, self.rotary) for t in (q, k))
         return torch.softmax(scale * (q[:, :, rows] @ k.mT), dim=-1)
 
     def macs(self, num_tokens: int) -> int:

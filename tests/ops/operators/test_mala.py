@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from mala_mm.ops import apply_rotary
+from mala_mm.ops import apply_rotary, build_operator
 from mala_mm.ops.fused.dispatch import eager
 
-from .explicit import HEAD_DIM, SIZE, assert_rows, phi
+from .explicit import HEAD_DIM, SIZE, assert_rows, phi, randomised
 
 
 def mala_scores(q, k, coefficient, rotary, eps=1e-6):
@@ -70,3 +70,101 @@ def test_mala_follows_the_magnitude_of_the_query():
         assert (expected > 0).all()
         ratios.append((expected.max() / expected.min()).item())
     assert ratios == sorted(ratios) and ratios[2] > ratios[0] * 1.001
+
+
+KERNELS = {'elu+1': phi, 'relu': lambda x: x.clamp(min=0), 'exp': torch.exp}
+ABLATIONS = [
+    dict(kernel='relu'),
+    dict(kernel='exp'),
+    dict(beta='none'),
+    dict(gamma='none'),
+    dict(beta='none', gamma='none'),
+    dict(beta='learned', gamma='learned'),
+    dict(unit_query=True),
+]
+
+
+def ablated_scores(operator, q, k, coefficient):
+    kernel = KERNELS[operator.kernel]
+    q, k = kernel(q), kernel(k)
+    if operator.unit_query:
+        q = q / (q**2).sum(-1, keepdim=True).sqrt()
+    z = coefficient * torch.einsum('bhid,bhjd->bhi', q, k)[..., None]
+    turned = [apply_rotary(x, SIZE) if operator.rotary else x for x in (q, k)]
+    product = coefficient * torch.einsum('bhid,bhjd->bhij', *turned)
+    beta = dict(
+        computed=lambda: 1 + 1 / (z + 1e-6),
+        none=lambda: 1,
+        learned=lambda: operator.learned_beta[:, None, None],
+    )[operator.beta]()
+    gamma = dict(
+        computed=lambda: z / k.shape[2],
+        none=lambda: 0,
+        learned=lambda: operator.learned_gamma[:, None, None],
+    )[operator.gamma]()
+    return beta * product - gamma
+
+
+@pytest.mark.parametrize('rotary', [True, False])
+@pytest.mark.parametrize('form, coefficient', [('published', HEAD_DIM**-0.5 / 15), ('paper', 1.0)])
+@pytest.mark.parametrize('options', ABLATIONS, ids=str)
+def test_an_ablation_is_its_score_matrix(qkv, options, form, coefficient, rotary):
+    q, k, v = qkv
+    operator = build_operator('mala', 3, HEAD_DIM, form=form, rotary=rotary, **options)
+    operator = randomised(operator)
+    expected = ablated_scores(operator, q, k, coefficient) @ v
+    torch.testing.assert_close(operator(q, k, v, SIZE), expected)
+
+
+@pytest.mark.parametrize('options', ABLATIONS, ids=str)
+def test_rows_of_an_ablation_sum_as_the_paper_says(qkv, options):
+    """To 1 with both factors, to 0 without beta, to 1 and more without gamma."""
+    q, k, _ = qkv
+    operator = build_operator('mala', 3, HEAD_DIM, rotary=False, eps=0.0, **options).double()
+    sums = operator(q, k, torch.ones_like(q), SIZE)
+    if 'learned' in options.values():
+        # as it starts, beta = 1 and gamma = 0: the plain products
+        none = build_operator('mala', 3, HEAD_DIM, rotary=False, beta='none', gamma='none')
+        torch.testing.assert_close(sums, none.double()(q, k, torch.ones_like(q), SIZE))
+    elif options == dict(beta='none'):
+        torch.testing.assert_close(sums, torch.zeros_like(sums))
+    elif options == dict(gamma='none'):
+        assert (sums > 1).all()
+        assert (operator(10 * q.abs(), k, torch.ones_like(q), SIZE) > sums).all()
+    elif options == dict(beta='none', gamma='none'):
+        assert (sums > 0).all()
+    else:
+        torch.testing.assert_close(sums, torch.ones_like(sums))
+
+
+def test_a_class_token_is_one_of_the_keys(extra_qkv):
+    """Without rotation no token has a place: the map may as well be one row."""
+    extra, q, k, v = extra_qkv
+    n = q.shape[2]
+    expected = mala_scores(q, k, HEAD_DIM**-0.5 / n, False) @ v
+    for options in (dict(), dict(backend='reference'), dict(gamma='none')):
+        operator = build_operator('mala', 3, HEAD_DIM, rotary=False, **options)
+        operator.expect_extra_tokens(extra)
+        if operator.gamma == 'none':
+            expected = ablated_scores(operator, q, k, HEAD_DIM**-0.5 / n) @ v
+        torch.testing.assert_close(operator(q, k, v, SIZE), expected)
+
+
+def test_an_ablation_with_a_backend_is_refused():
+    match = r"'cpu' has no kernels for MALA with kernel='relu'.*set backend='auto'"
+    with pytest.raises(ValueError, match=match):
+        build_operator('mala', 1, 8, kernel='relu', backend='cpu')
+    for options, known in ((dict(kernel='gelu'), 'elu'), (dict(gamma='learnt'), 'learned')):
+        ((name, value),) = options.items()
+        with pytest.raises(ValueError, match=f'{name} must be one of .*{known}.*got {value!r}'):
+            build_operator('mala', 1, 8, **options)
+
+
+def test_an_ablation_gates_like_any_operator():
+    operator = randomised(build_operator('mala', 2, HEAD_DIM, beta='none'))
+    generator = torch.Generator().manual_seed(0)
+    qkvo = torch.randn(2, 8 * HEAD_DIM, *SIZE, generator=generator, dtype=torch.float64)
+    q, k, v, o = qkvo.chunk(4, 1)
+    heads = [x.reshape(2, 2, HEAD_DIM, -1).mT for x in (q, k, v)]
+    y = operator(*heads, SIZE).mT.reshape(o.shape)
+    torch.testing.assert_close(operator.gated(qkvo, lambda v: 2 * v), (y + 2 * v) * o)
