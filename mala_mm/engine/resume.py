@@ -23,6 +23,7 @@ def latest_checkpoint(work_dir: str | os.PathLike) -> str | None:
 
     The one that ``last_checkpoint`` names comes first, whatever its name and place. It may have
     been moved or damaged; then the others in the work dir follow, by the number in their names.
+    A checkpoint that was written after ``last_checkpoint``, before a kill came, is ahead of it.
 
     Args:
         work_dir (str | os.PathLike): The work dir of the run.
@@ -57,17 +58,33 @@ def _candidates(work_dir: Path) -> Iterator[str]:
         beside = work_dir / Path(named).name
         if '://' not in named and not os.path.isfile(named) and beside.is_file():
             named = str(beside)
-        yield named or str(mark)  # a kill may have left it empty
     numbered = {
         str(path): int(numbers[-1])
         for path in work_dir.glob('*.pth')
         if (numbers := re.findall(r'\d+', path.stem)) and not path.name.startswith('best_')
     }
-    yield from (
-        path
-        for path in sorted(numbered, key=numbered.__getitem__, reverse=True)
-        if not named or os.path.abspath(path) != os.path.abspath(named)
+    by_number = sorted(numbered, key=numbered.__getitem__, reverse=True)
+    paths = by_number
+    if mark.is_file():
+        ahead = [path for path in by_number if _is_ahead(path, named, mark)]
+        paths = [*ahead, named or str(mark), *by_number]  # a kill may have left it empty
+    seen = set()
+    for path in paths:
+        if os.path.abspath(path) not in seen:
+            seen.add(os.path.abspath(path))
+            yield path
+
+
+def _is_ahead(path: str, named: str, mark: Path) -> bool:
+    """Whether a checkpoint follows the named one, and was written after its name was."""
+    if os.path.dirname(os.path.abspath(path)) != os.path.dirname(os.path.abspath(named)):
+        return False
+    (kind, number), (of_kind, before) = (
+        (re.sub(r'\d+', '', stem), [int(n) for n in re.findall(r'\d+', stem)])
+        for stem in (Path(path).stem, Path(named).stem)
     )
+    written = os.stat(path).st_mtime_ns
+    return kind == of_kind and number > before and written > mark.stat().st_mtime_ns
 
 
 def _why_not(path: str) -> str | None:

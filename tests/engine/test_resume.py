@@ -1,5 +1,7 @@
 """Which checkpoint training goes on from, and that it goes on as if it had never stopped."""
 
+import os
+
 import pytest
 import torch
 
@@ -30,6 +32,21 @@ def test_the_named_one_comes_first_whatever_its_name(tmp_path):
     named = save(tmp_path / 'elsewhere' / 'my_name.pth')
     save(tmp_path / 'iter_9.pth')
     (tmp_path / 'last_checkpoint').write_text(f'{named}\n')
+    assert latest_checkpoint(tmp_path) == named
+
+
+def test_what_was_written_after_the_mark_is_ahead_of_it(tmp_path):
+    """A kill came between a checkpoint and its entry; whoever edits the entry is obeyed."""
+    named = save(tmp_path / 'iter_9.pth')
+    mark = tmp_path / 'last_checkpoint'
+    mark.write_text(named)
+    newer = save(tmp_path / 'iter_10.pth')
+    save(tmp_path / 'iter_8.pth')  # as copying a folder may order them
+    save(tmp_path / 'epoch_11.pth')
+    for path, second in ((mark, 5), (tmp_path / 'iter_10.pth', 6)):
+        os.utime(path, (second, second))
+    assert latest_checkpoint(tmp_path) == newer
+    os.utime(mark, (7, 7))
     assert latest_checkpoint(tmp_path) == named
 
 

@@ -50,11 +50,23 @@ class CheckpointHook(MMEngineCheckpointHook):
         super().before_train(runner)
         self._is_local = isinstance(self.file_backend, LocalBackend)
         if self._is_local and is_main_process():
-            for part in remove_parts(self.out_dir, '*.pth'):
+            for part in (*remove_parts(self.out_dir, '*.pth'), *self._remove_replaced(runner)):
                 runner.logger.info(f'Removed {part}, which a killed run left.')
         if runner._resume and runner._has_loaded:
             _take_up(runner, getattr(self, '_loaded', None))
         self._loaded = self._state = None
+
+    def _remove_replaced(self, runner: Runner) -> Iterator[Path]:
+        """Remove what the checkpoint was to take the place of, had no kill come between."""
+        start = Path(runner._load_from or '')
+        if not runner._resume or start.absolute().parent != Path(self.out_dir).absolute():
+            return
+        for name in (getattr(self, '_loaded', None) or {}).get('replaces', ()):
+            old = start.with_name(Path(name).name)
+            if old.is_file() and not old.samefile(start):
+                with suppress(OSError):
+                    old.unlink()
+                    yield old
 
     def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
         """Keep what training continues with until it begins.
@@ -74,6 +86,8 @@ class CheckpointHook(MMEngineCheckpointHook):
         """
         if getattr(self, '_state', None) is not None and 'optimizer' in checkpoint:
             checkpoint[STATE_KEY] = self._state
+            if replaced := getattr(self.file_backend, 'names', list)():
+                self._state['replaces'] = replaced
 
     def _save_checkpoint_with_step(self, runner: Runner, step: int, meta: dict) -> None:
         # On every process; what follows is the main one's alone.
@@ -114,6 +128,9 @@ class _LateRemoval:
 
     def rmtree(self, path: str) -> None:
         self._removals.append((self._backend.rmtree, path, Path(path).stat().st_ino))
+
+    def names(self) -> list[str]:
+        return [Path(path).name for _, path, _ in self._removals]
 
     def remove_now(self) -> None:
         for remove, path, inode in self._removals:

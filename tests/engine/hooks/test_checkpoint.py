@@ -78,6 +78,47 @@ def test_the_old_best_one_is_removed_last(tmp_path):
     assert {n for n in files(tmp_path) if n.startswith('best')} == {'best_score_epoch_5.pth'}
 
 
+def test_a_better_one_of_the_same_name_stays(tmp_path):
+    """Validated again at the same epoch, as a resumed run may: it is not the old one that goes."""
+    runner = runner_of(tmp_path, save_best='score', rule='greater')
+    hook = next(hook for hook in runner._hooks if type(hook) is CheckpointHook)
+    runner.train()
+    hook._save_best_checkpoint(runner, dict(score=1.0))
+    (best,) = tmp_path.glob('best*')
+    first = best.stat().st_ino
+    hook._save_best_checkpoint(runner, dict(score=2.0))
+    assert best.stat().st_ino != first
+    hub = load_checkpoint(best)['message_hub']['runtime_info']
+    assert (hub['best_score'], Path(hub['best_ckpt']).name) == (2.0, best.name)
+
+
+@pytest.mark.parametrize('elsewhere', [False, True])
+def test_what_a_kill_kept_from_being_removed_goes_on_resuming(tmp_path, monkeypatch, elsewhere):
+    """Between the renaming of the new one and the removal of the old one."""
+
+    class Killed(BaseException):
+        pass
+
+    def die(self):
+        if self.names():
+            raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr('mala_mm.engine.hooks.checkpoint._LateRemoval.remove_now', die)
+        with pytest.raises(Killed):
+            runner_of(tmp_path / 'run', max_keep_ckpts=1).train()
+    run = tmp_path / 'run'
+    assert checkpoints(run) == {'epoch_1.pth', 'epoch_2.pth'}
+    settings = dict(resume=True, train_cfg=dict(by_epoch=True, max_epochs=3))
+    if elsewhere:  # another folder's files of these names are other files
+        settings['load_from'] = str((tmp_path / 'moved.pth').absolute())
+        (run / 'epoch_2.pth').rename(tmp_path / 'moved.pth')
+    make_runner(
+        run, dict(max_keep_ckpts=1), experiment_name=f'again in {tmp_path}', **settings
+    ).train()
+    assert checkpoints(run) == {'epoch_3.pth'} | ({'epoch_1.pth'} if elsewhere else set())
+
+
 @pytest.fixture
 def small_files():
     """A disk that takes no more than a few thousand bytes per file."""
