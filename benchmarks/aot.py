@@ -1,34 +1,38 @@
 """What the compiler makes of the Triton kernels: needs no GPU.
 
-    python -m benchmarks.aot [--arch 80 90] [--head-dim 32 64 96 128] [--dtype bf16 fp16 fp32]
+    python -m benchmarks.aot [--arch 90] [--head-dim 64 96] [--dtype bf16 fp16] [--all]
 
 Every kernel is compiled to machine code for the given architectures, as the heuristics configure
-it, and what can be read from the result is printed as a table and written to
-``benchmarks/results/aot.md``: registers, shared memory, spills, tensor-core and load instructions.
+it. What can be read from the result is printed and written to ``benchmarks/results/aot.md``:
+registers, shared memory, spills, programs per multiprocessor, length of the loop over the tiles,
+and loads by width. Beside them, for the published models' shapes on an H100 or H200, stand the
+time in which the loop's instructions issue, perfectly, and the least in which the bytes move.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import os
 import re
 import subprocess
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
 
+from benchmarks.traffic import SHAPES, Shape
 from mala_mm.ops.fused.triton import plan
 
 DTYPES = {'bf16': torch.bfloat16, 'fp16': torch.float16, 'fp32': torch.float32}
-FLOAT32_POINTERS = ('part', 'peak', 'query', 'states', 'dstates', 'dquery', 'table', 'result')
+FLOAT32_POINTERS = ('part', 'peak', 'query', 'states', 'dstates', 'dquery', 'result')
 FLOATS = ('scale', 'tail_scale', 'eps')
 RESULTS = Path(__file__).parent / 'results' / 'aot.md'
 # What a launch makes, of all that its kernel can.
 PARTS = {
     '': ('QUERIES', 'KEYS', 'VALUES'),
-    'backward': ('BACKWARD',),
     'sums': ('KEYS', 'VALUES'),
     'dKV': ('VALUES',),
     'dkbar': ('KEYS',),
@@ -36,6 +40,18 @@ PARTS = {
     'dq': ('QUERIES', 'GLOBAL'),
     'dk': ('KEYS',),
     'dv': ('VALUES',),
+}
+# The device of the predictions: an H200's multiprocessors, schedulers, clock and copy bandwidth.
+MULTIPROCESSORS, SCHEDULERS, CLOCK, BANDWIDTH = 132, 4, 1.98e9, 4.3e12
+# Tensors (B, heads, N, d) that a pass reads and writes at least, and the share of their time that
+# its instructions may take.
+FLOORS = {
+    'reduce_queries': (1, 0.6),
+    'reduce_keys': (2, 0.6),
+    'apply_queries': (2, 0.6),
+    'backward_gate': (6, 0.8),
+    'backward_queries': (3, 0.8),
+    'backward_keys': (4, 0.8),
 }
 
 
@@ -70,19 +86,26 @@ class Report:
         registers: Per thread.
         spills: Bytes of local memory and stack per thread; 0 means that nothing was spilled.
         shared: Bytes of shared memory per program.
+        resident: Programs that fit into a multiprocessor.
+        loop: Instructions of the loop over the tiles.
+        bare: Loads in that loop that a thread waits for, past the pipeline.
         dots: Dots in the kernel.
         tensor_core: Tensor-core instructions (mma or wgmma).
         loads: Global loads (copies to shared memory too) by width in bytes.
-        block, warps, stages: The configuration.
+        rows, columns, warps, stages: The configuration.
     """
 
     registers: int
     spills: int
     shared: int
+    resident: int
+    loop: int
+    bare: int
     dots: int
     tensor_core: int
     loads: dict[int, int]
-    block: int
+    rows: int
+    columns: int
     warps: int
     stages: int
 
@@ -93,6 +116,26 @@ def cases(archs=(80, 90), head_dims=(32, 64, 96, 128), dtypes=('bf16', 'fp16', '
         for dtype in dtypes:
             for head_dim in head_dims:
                 yield from _passes(head_dim, dtype, arch)
+
+
+def published(archs=(90,), head_dims=(64, 96), dtypes=('bf16', 'fp16')) -> Iterator[Case]:
+    """What the published models run on dense prediction."""
+    for arch in archs:
+        for dtype in dtypes:
+            for head_dim in head_dims:
+                for name in FLOORS:
+                    if name == 'reduce_queries':
+                        yield Case(name, head_dim, dtype, arch, kind='rala')
+                        continue
+                    fused = plan.default_config(name, head_dim, DTYPES[dtype], arch).fused
+                    parts = {
+                        'backward_queries': ('dKV', 'dkbar, dq'),
+                        'backward_keys': ('dv', 'dk'),
+                    }
+                    for part in ('',) if fused else parts[name]:
+                        yield Case(name, head_dim, dtype, arch, part=part)
+                    if name == 'apply_queries':
+                        yield Case(name, head_dim, dtype, arch, gated=True)
 
 
 def _passes(head_dim: int, dtype: str, arch: int) -> Iterator[Case]:
@@ -107,8 +150,9 @@ def _passes(head_dim: int, dtype: str, arch: int) -> Iterator[Case]:
             yield Case('reduce_queries', **common)
         yield Case('reduce_keys', **common)
         if not rala:  # RALA's is that of MALA less a term
+            yield Case('apply_queries', **common)
             yield Case('apply_queries', gated=True, **common)
-            yield Case('apply_queries', gated=True, part='backward', **common)
+            yield Case('backward_gate', **common)
         if fused('backward_queries'):
             parts = ('sums', 'dq') if rala else ('',)
         else:
@@ -119,7 +163,7 @@ def _passes(head_dim: int, dtype: str, arch: int) -> Iterator[Case]:
             yield Case('backward_keys', part=part, **common)
 
 
-def compile_case(case: Case, config=None):
+def compile_case(case: Case, config: plan.Config | None = None):
     """Compile without a device.
 
     Args:
@@ -140,15 +184,16 @@ def compile_case(case: Case, config=None):
     chosen = config or plan.default_config(case.name, case.head_dim, dtype, case.arch)
     layout = (0 if case.token_major else 8) + unit.bit_length() - 1
     kernel = getattr(kernels, case.name)
-    rala = case.kind == 'rala'
     flags = {
         'D': case.head_dim,
         'P': plan.padded(case.head_dim),
-        'BLOCK_N': chosen.block,
-        'TOKEN_UNIT': 1 if case.token_major else unit,
+        'ROWS': chosen.rows,
+        'COLUMNS': chosen.columns,
+        'STAGES': chosen.stages,
+        'WIDTH_UNIT': 1 if case.token_major else unit,
         'ROTARY': True,
         'MALA': case.kind == 'mala',
-        'WEIGHTED': rala,
+        'WEIGHTED': case.kind == 'rala',
         'GATED': case.gated,
         'DOT': plan.precision(dtype),
     }
@@ -170,7 +215,32 @@ def compile_case(case: Case, config=None):
     return triton.compile(source, target=GPUTarget('cuda', case.arch, 32), options=options), chosen
 
 
-def inspect(compiled, chosen) -> Report:
+def longest_loop(code: str) -> list[str]:
+    """Instructions of the longest loop of a disassembled kernel."""
+    instructions = {
+        int(address, 16): text
+        for address, text in re.findall(r'/\*([0-9a-f]{4,5})\*/\s+([^;]*);', code)
+    }
+    loop: tuple[int, int] = (1, 0)
+    for address, text in instructions.items():
+        found = re.search(r'\bBRA\b.*?0x([0-9a-f]+)', text)
+        if found and int(found[1], 16) < address:  # backwards
+            loop = max(loop, (int(found[1], 16), address), key=lambda x: x[1] - x[0])
+    return [text for address, text in instructions.items() if loop[0] <= address <= loop[1]]
+
+
+def residency(registers: int, warps: int, shared: int, arch: int) -> int:
+    """Programs that fit into a multiprocessor: 64 Ki registers, handed out by 8 a thread."""
+    capacity = {80: 164, 87: 164, 90: 228, 100: 228, 103: 228}.get(arch, 100)
+    threads = {80: 2048, 87: 1536, 86: 1536, 89: 1536, 120: 1536}.get(arch, 2048)
+    return min(
+        65536 // (-(-registers // 8) * 8 * 32 * warps),
+        capacity * 1024 // (shared + 1024),
+        threads // (32 * warps),
+    )
+
+
+def inspect(case: Case, compiled, chosen) -> Report:
     """Read registers, memory and instructions out of a compiled kernel."""
     import triton.backends.nvidia
 
@@ -190,58 +260,123 @@ def inspect(compiled, chosen) -> Report:
             bits = re.search(r'\.(128|64|U16|S16|U8)\b', f'.{found[2]}')
             width = {'128': 16, '64': 8, 'U16': 2, 'S16': 2, 'U8': 1}[bits[1]] if bits else 4
             loads[width] = loads.get(width, 0) + 1
+    loop = longest_loop(code)
+    shared = compiled.metadata.shared
     return Report(
         registers=numbers['REG'],
         spills=numbers['STACK'] + numbers['LOCAL'],
-        shared=compiled.metadata.shared,
+        shared=shared,
+        resident=residency(numbers['REG'], chosen.warps, shared, case.arch),
+        loop=len(loop),
+        bare=sum(bool(re.search(r'\bLDG\b', text)) for text in loop),
         dots=len(re.findall(r'= tt\.dot\b', compiled.asm['ttir'])),
-        tensor_core=len(re.findall(r'\b(?:HMMA|HGMMA)\.', code)),
+        tensor_core=len(re.findall(r'\b(?:HMMA|HGMMA|QGMMA|UTCHMMA|UTCQMMA)\b', code)),
         loads=dict(sorted(loads.items(), reverse=True)),
-        block=chosen.block,
+        rows=chosen.rows,
+        columns=chosen.columns,
         warps=chosen.warps,
         stages=chosen.stages,
     )
 
 
-HEADER = (
-    '| kernel | block | warps | stages | registers | spilled bytes | shared KiB | dots '
-    '| tensor-core instructions | global loads by width |\n' + '|---' * 10 + '|'
+def issue(report: Report, shape: Shape) -> float:
+    """Seconds in which the loop's instructions of all tiles issue, one a cycle and scheduler."""
+    tiles = -(-shape.height // report.rows) * -(-shape.width // report.columns)
+    tiles *= shape.batch * shape.heads
+    return report.loop * report.warps * tiles / (MULTIPROCESSORS * SCHEDULERS) / CLOCK
+
+
+def floor(case: Case, shape: Shape) -> float:
+    """Seconds in which the tensors that a pass needs can be moved."""
+    tensors = FLOORS[case.name][0] + 2 * case.gated
+    return tensors * shape.unit(DTYPES[case.dtype]) / BANDWIDTH
+
+
+TABLE = (
+    '| kernel | tile | warps | stages | registers | spilled bytes | shared KiB | programs per SM '
+    '| loop | bare loads in it | dots | tensor-core instructions | global loads by width |\n'
+    + '|---' * 13
+    + '|'
+)
+BARS = (
+    '| kernel | shape | loop | programs per SM | issue us | DRAM floor us | ratio | bar | met |\n'
+    + '|---' * 9
+    + '|'
 )
 
 
 def row(case: Case, report: Report) -> str:
-    """One line of the table."""
+    """One line of the table of kernels."""
     loads = ', '.join(f'{number} x {width} B' for width, number in report.loads.items())
     return (
-        f'| {case} | {report.block} | {report.warps} | {report.stages} | {report.registers} '
-        f'| {report.spills} | {report.shared / 1024:.1f} | {report.dots} '
-        f'| {report.tensor_core} | {loads} |'
+        f'| {case} | {report.rows} x {report.columns} | {report.warps} | {report.stages} '
+        f'| {report.registers} | {report.spills} | {report.shared / 1024:.1f} | {report.resident} '
+        f'| {report.loop} | {report.bare} | {report.dots} | {report.tensor_core} | {loads} |'
+    )
+
+
+def bar(case: Case, report: Report, shape: Shape) -> str:
+    """One line of the table of predicted times."""
+    seconds, least = issue(report, shape), floor(case, shape)
+    most = FLOORS[case.name][1]
+    met = 'yes' if seconds <= most * least else 'no'
+    return (
+        f'| {case} | {shape.name} | {report.loop} | {report.resident} | {1e6 * seconds:.1f} '
+        f'| {1e6 * least:.1f} | {seconds / least:.2f} | {most} | {met} |'
     )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split('\n')[0])
-    parser.add_argument('--arch', type=int, nargs='+', default=(80, 90))
-    parser.add_argument('--head-dim', type=int, nargs='+', default=(32, 64, 96, 128))
-    parser.add_argument('--dtype', nargs='+', choices=DTYPES, default=tuple(DTYPES))
+    parser.add_argument('--arch', type=int, nargs='+', default=(90,))
+    parser.add_argument('--head-dim', type=int, nargs='+', default=(64, 96))
+    parser.add_argument('--dtype', nargs='+', choices=DTYPES, default=('bf16', 'fp16'))
+    parser.add_argument('--all', action='store_true', help='every operator, layout and part')
     parser.add_argument('--out', type=Path, default=RESULTS)
+    parser.add_argument('--json', type=Path, help='where to write the reports, one a line')
     args = parser.parse_args()
-    lines = [
+    if os.environ.get('TRITON_INTERPRET') == '1':
+        parser.error('with TRITON_INTERPRET=1 nothing is compiled')
+    import triton
+
+    lines, bars = [], []
+    print(TABLE)
+    for case in (
+        (cases if args.all else published)(args.arch, args.head_dim, args.dtype)
+    ):
+        report = inspect(case, *compile_case(case))
+        lines.append(row(case, report))
+        print(lines[-1], flush=True)
+        if case.arch == 90 and case.token_major and case.kind == 'mala' and case.dtype != 'fp32':
+            bars += [bar(case, report, x) for x in SHAPES if x.head_dim == case.head_dim]
+        if args.json:
+            with args.json.open('a') as file:
+                file.write(json.dumps(asdict(case) | asdict(report) | {'line': lines[-1]}) + '\n')
+    print('\n' + BARS, *bars, sep='\n')
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    text = [
         '# What the compiler makes of the kernels',
         '',
-        'Written by `python -m benchmarks.aot`; needs no GPU. Registers are per thread, spills are '
-        'local memory and stack per thread, shared memory is per program (limits: '
-        f'{plan.shared_memory(80)} KiB on sm_80, {plan.shared_memory(90)} KiB on sm_90).',
+        f'Written by `python -m benchmarks.aot` with Triton {triton.__version__}; needs no GPU.',
         '',
-        HEADER,
+        '## Instructions beside bytes',
+        '',
+        'Issue is loop x warps x tiles / (132 multiprocessors x 4 schedulers) at 1.98 GHz; the '
+        'floor is the least that the pass moves at 4.3 TB/s, the copy bandwidth of an H200.',
+        '',
+        BARS,
+        *bars,
+        '',
+        '## All kernels',
+        '',
+        'Registers are per thread, spills are local memory and stack per thread, shared memory is '
+        f'per program (limits: {plan.shared_memory(80)} KiB on sm_80, {plan.shared_memory(90)} KiB '
+        'on sm_90). The loop is counted in instructions; bare loads are those past the pipeline.',
+        '',
+        TABLE,
+        *lines,
     ]
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    print(HEADER)
-    for case in cases(args.arch, args.head_dim, args.dtype):
-        line = row(case, inspect(*compile_case(case)))
-        print(line, flush=True)
-        lines.append(line)
-        args.out.write_text('\n'.join(lines) + '\n')
+    args.out.write_text('\n'.join(text) + '\n')
 
 
 if __name__ == '__main__':

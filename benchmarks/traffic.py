@@ -3,8 +3,8 @@
     python -m benchmarks.traffic [--multiprocessors 132]
 
 For every launch two numbers: ``memory``, each operand once per launch, which is what reaches the
-device's memory when re-reads of the small states and rotary tables hit the cache; and ``issued``,
-every element that a program asks for, re-reads included. Partial sums count in full in both,
+device's memory when re-reads of the small states hit the cache; and ``issued``, every element that
+a program asks for, re-reads included. Partial sums count in full in both,
 although a cache may keep them. The floor is the least that any implementation moves: with
 ``t = B * N * C * bytes``, forward 4t (k, v, q in, y out), backward 7t (q, g in, dq out; k, v in,
 dk, dv out). RALA has to read q once more forward, and q and g once more backward.
@@ -60,25 +60,21 @@ class Launch:
     issued: int
 
 
-def _token_pass(name, shape, dtype, multiprocessors, tensors, states, partial, kind) -> Launch:
+def _token_pass(name, shape, dtype, multiprocessors, tensors, states, partial) -> Launch:
     """A pass over the tokens: ``tensors`` of size t, states read per program, partials written."""
     chosen = config(name, shape.head_dim, dtype, True)
     heads = shape.batch * shape.heads
-    chunks, tiles = cut(chosen, heads, shape.tokens, multiprocessors)
-    programs = heads * chunks
+    strips, pieces, _ = cut(chosen, heads, (shape.height, shape.width), multiprocessors)
+    programs = heads * strips * pieces
     written = 4 * partial * programs
     memory = tensors * shape.unit(dtype) + 4 * states * heads + written
-    # cosine and sine of every token: masked tokens ask for nothing
-    turned = 0 if name == 'reduce_queries' else 4 * shape.head_dim * heads * shape.tokens
-    length = max(shape.height, shape.width)
-    memory += 4 * shape.head_dim * length if turned else 0
-    issued = tensors * shape.unit(dtype) + 4 * states * programs + written + turned
+    issued = tensors * shape.unit(dtype) + 4 * states * programs + written
     return Launch(name, programs, memory, issued)
 
 
 def _combine(launch_chunks: int, heads: int, rows: int) -> Launch:
     moved = 4 * heads * rows * (launch_chunks + 1)
-    return Launch('combine', heads * -(-rows // 128), moved, moved)
+    return Launch('combine', heads * -(-rows // 64), moved, moved)
 
 
 def forward(shape: Shape, dtype: torch.dtype, multiprocessors: int, kind='mala', gated=False):
@@ -88,18 +84,14 @@ def forward(shape: Shape, dtype: torch.dtype, multiprocessors: int, kind='mala',
     states = state_rows(kind, d) * d
     launches = []
     if kind == 'rala':
-        launches.append(_token_pass('reduce_queries', shape, dtype, multiprocessors, 1, 0, d, kind))
+        launches.append(_token_pass('reduce_queries', shape, dtype, multiprocessors, 1, 0, d))
         launches.append(_combine(launches[-1].programs // heads, heads, d))
     read = d if kind == 'rala' else 0
     partial = rows + (2 if kind == 'rala' else 0)
-    launches.append(
-        _token_pass('reduce_keys', shape, dtype, multiprocessors, 2, read, partial, kind)
-    )
+    launches.append(_token_pass('reduce_keys', shape, dtype, multiprocessors, 2, read, partial))
     launches.append(_combine(launches[-1].programs // heads, heads, rows))
     tensors = 4 if gated else 2
-    launches.append(
-        _token_pass('apply_queries', shape, dtype, multiprocessors, tensors, states, 0, kind)
-    )
+    launches.append(_token_pass('apply_queries', shape, dtype, multiprocessors, tensors, states, 0))
     return launches
 
 
@@ -111,11 +103,11 @@ def backward(shape: Shape, dtype: torch.dtype, multiprocessors: int, kind='mala'
     rala = kind == 'rala'
 
     def token_pass(name, tensors, read, partial):
-        return _token_pass(name, shape, dtype, multiprocessors, tensors, read, partial, kind)
+        return _token_pass(name, shape, dtype, multiprocessors, tensors, read, partial)
 
     launches = []
     if gated:  # q, lepe, o, g in; the gradients of o and lepe out
-        launches.append(token_pass('apply_queries', 6, states, 0))
+        launches.append(token_pass('backward_gate', 6, states, 0))
     if config('backward_queries', d, dtype, True).fused:
         launches.append(token_pass('backward_queries', 2 if rala else 3, states, rows))
     else:

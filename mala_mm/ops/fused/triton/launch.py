@@ -21,7 +21,6 @@ import torch
 from torch import Tensor
 from triton.runtime import driver
 
-from ...rotary import rotary_tables
 from .. import library
 from ..library import Problem
 from . import kernels
@@ -39,7 +38,8 @@ _FLAGS = {
     'rala': dict(MALA=False, WEIGHTED=True),
     'linear': dict(MALA=False, WEIGHTED=False),
 }
-_COMBINE = {'BLOCK': 128, 'CHUNKS': 32}
+# All loads of a program are on their way at once. The interpreter is fastest with few programs.
+_COMBINE = {'BLOCK': 2048 if _INTERPRETED else 64, 'CHUNKS': 128}
 # Sizes of a detector's batches come again and again; one plan is a few KB.
 _MOST_PLANS = 1024
 _plans: dict[tuple, Plan] = {}
@@ -47,8 +47,6 @@ _compiled: dict[tuple, Any] = {}
 _lock = threading.Lock()
 _HERE = contextlib.nullcontext()
 _runs: list[Run] | None = None
-_tables: dict[tuple, Tensor] = {}
-_outgrown: list[Tensor] = []
 
 
 @functools.cache
@@ -61,29 +59,6 @@ def _device(index: int | None) -> tuple[str, int, int]:
     return properties.name, capability, properties.multi_processor_count
 
 
-def rotary_table(size: tuple[int, int], head_dim: int, device: torch.device) -> Tensor:
-    """Cosines and sines of positions 0, 1, ... for rows and columns alike, (2, length, d / 2).
-
-    One table per device and head width, which grows to the next power of two when a map is larger
-    than any before: sizes that change from batch to batch cost nothing. Outgrown tables stay
-    (together they are smaller than the one in use): a CUDA graph may still read them.
-    """
-    longest = max(size)
-    key = (device, head_dim)
-    table = _tables.get(key)
-    if table is None or table.shape[1] < longest:
-        length = max(256, 1 << (longest - 1).bit_length())
-        cos, sin, _, _ = rotary_tables((length, 1), head_dim, torch.float32, device)
-        # the channels' first half turns by the row, the second by the column: same frequencies
-        table = torch.stack([cos.repeat(1, 2), sin.repeat(1, 2)]).contiguous()
-        if device.type == 'cuda' and torch.cuda.is_current_stream_capturing():
-            return table  # not computed until the graph runs: of no use to anyone else
-        if key in _tables:
-            _outgrown.append(_tables[key])
-        _tables[key] = table
-    return table
-
-
 def _unit(*numbers: int, most: int) -> int:
     """Largest power of two, at most ``most``, that divides all numbers."""
     unit = most
@@ -92,8 +67,8 @@ def _unit(*numbers: int, most: int) -> int:
     return unit
 
 
-def layout(x: Tensor) -> tuple[int, tuple[int, int, int, int]]:
-    """Layout code and strides of (B, heads, N, d), as the kernels read them."""
+def layout(x: Tensor, width: int) -> tuple[int, tuple[int, int, int, int]]:
+    """Layout code and strides of (B, heads, N, d), as kernels read maps of ``width`` columns."""
     most = 16 // x.element_size()
     strides = x.stride()
     start = x.data_ptr() // x.element_size()
@@ -104,8 +79,8 @@ def layout(x: Tensor) -> tuple[int, tuple[int, int, int, int]]:
     else:
         order, others = 2, ()
     unit = _unit(start, *others, most=most) if others else 1
-    # no tile is larger than 128 tokens by 128 channels
-    wide = 128 * (strides[2] + strides[3]) >= 2**31
+    # no tile is larger than 16 rows by 128 columns by 128 channels
+    wide = (16 * width + 128) * strides[2] + 128 * strides[3] >= 2**31
     code = 32 * wide + 8 * order + unit.bit_length() - 1
     return code, tuple(s // unit if s != 1 else 1 for s in strides)
 
@@ -288,6 +263,9 @@ def _run(describe, problem: Problem, tensors: tuple[Tensor, ...], states: Tensor
 
     Everything that a description looks at is in the key.
     """
+    if not (states.numel() and problem.num_tokens):  # no image or no token: nothing to fill but
+        states.zero_()
+        return
     addresses, alignment = [], 0
     for x in tensors:
         address = x.data_ptr()
@@ -299,7 +277,7 @@ def _run(describe, problem: Problem, tensors: tuple[Tensor, ...], states: Tensor
     with _on(device):
         plan = known = _plans.get(key)
         if known is None:
-            description = _Description(problem, states.shape, len(tensors), tensors[-1])
+            description = _Description(problem, states.shape, len(tensors))
             describe(description, tensors)
             plan = Plan(description.launches, description.scratch)
         memory = tensors[0].new_empty(plan.scratch, dtype=torch.float32)
@@ -323,11 +301,11 @@ def _run(describe, problem: Problem, tensors: tuple[Tensor, ...], states: Tensor
 class _Description:
     """Collects the launches of one pass, with what all kernels take."""
 
-    def __init__(self, problem: Problem, states: torch.Size, sources: int, table: Tensor) -> None:
+    def __init__(self, problem: Problem, states: torch.Size, sources: int) -> None:
         self.problem = problem
         self.batch, self.heads, self.state_rows, self.head_dim = states
         self.tokens = problem.num_tokens
-        self.sources, self.table_rows = sources, table.shape[-2]
+        self.sources = sources
         self.launches: list[Launch] = []
         self.scratch = 0
 
@@ -343,15 +321,17 @@ class _Description:
         self.scratch += -(-self.batch * self.heads * math.prod(shape) // 64) * 64
         return Operand(self.sources, 4 * start)
 
-    def plan(self, name: str) -> tuple[Config, int, int]:
+    def plan(self, name: str) -> tuple[Config, int, int, int]:
+        """How a pass is compiled, chunks per head, pieces per strip and tiles per piece."""
         chosen = config(
             name, self.head_dim, self.dtype, self.token_major, self.device, self.capability
         )
-        chunks, tiles = cut(chosen, self.batch * self.heads, self.tokens, self.multiprocessors)
-        return chosen, chunks, tiles
+        heads, size = self.batch * self.heads, self.problem.size
+        strips, pieces, tiles = cut(chosen, heads, size, self.multiprocessors)
+        return chosen, strips * pieces, pieces, tiles
 
     def run(
-        self, name: str, plan: tuple[Config, int, int], tensors: dict, **arguments: Any
+        self, name: str, plan: tuple[Config, int, int, int], tensors: dict, **arguments: Any
     ) -> None:
         """Launch a kernel that passes over the tokens.
 
@@ -361,38 +341,40 @@ class _Description:
             tensors (dict[str, Operand | None]): The maps that it reads and writes.
             **arguments: What else it takes; flags that are not named are off.
         """
-        chosen, chunks, tiles = plan
+        chosen, chunks, pieces, tiles = plan
         kernel = getattr(kernels, name)
         codes = []
         for key, operand in tensors.items():
-            code, strides = (0, (1, 1, 1, 1)) if operand is None else layout(operand.view)
+            code, strides = 0, (1, 1, 1, 1)
+            if operand is not None:
+                code, strides = layout(operand.view, self.problem.width)
             codes.append(code)
             arguments[key] = Operand(0) if operand is None else operand
             for axis, stride in zip('bhnd', strides):
                 arguments[f'{key}_{axis}'] = stride
             arguments[key.upper()] = code
         adjacent = any(code // 8 % 4 == 1 for code in codes)
-        unit = _unit(self.tokens, most=16 // self.dtype.itemsize) if adjacent else 1
+        unit = _unit(self.problem.width, most=16 // self.dtype.itemsize) if adjacent else 1
         common = {
-            'table': Operand(self.sources - 1),
-            'table_rows': self.table_rows,
             'heads': self.heads,
-            'width': self.problem.width,
-            'token_units': self.tokens // unit,
-            'TOKEN_UNIT': unit,
-            'chunks': chunks,
+            'height': self.problem.height,
+            'width_units': self.problem.width // unit,
+            'WIDTH_UNIT': unit,
+            'pieces': pieces,
             'tiles': tiles,
             'stride': self.state_rows * self.head_dim,
             'D': self.head_dim,
             'P': padded(self.head_dim),
-            'BLOCK_N': chosen.block,
+            'ROWS': chosen.rows,
+            'COLUMNS': chosen.columns,
+            'STAGES': chosen.stages,
             'ROTARY': self.problem.rotary,
             **_FLAGS[self.problem.kind],
             **dict.fromkeys(('QUERIES', 'KEYS', 'VALUES', 'GLOBAL'), False),
             'DOT': precision(self.dtype),
         }
         arguments = {x: common[x] for x in kernel.arg_names if x in common} | arguments
-        grid = (self.batch * self.heads * chunks,)
+        grid = (self.batch * self.heads, chunks)
         self.launches.append(Launch(kernel, grid, arguments, chosen.warps, chosen.stages))
 
     def combine(
@@ -415,15 +397,15 @@ class _Description:
             scale=scale,
             tail_scale=tail_scale,
             chunks=chunks,
-            rows=rows,
-            split=split,
             stride=stride,
+            SIZE=rows,
+            SPLIT=split,
             WEIGHTED=peak is not None,
             **_COMBINE,
         )
         blocks = -(-rows // _COMBINE['BLOCK'])
-        grid = (self.batch * self.heads * blocks,)
-        self.launches.append(Launch(kernels.combine, grid, arguments, warps=4, stages=3))
+        grid = (self.batch * self.heads, blocks)
+        self.launches.append(Launch(kernels.combine, grid, arguments, warps=8, stages=3))
 
 
 class _Maps(NamedTuple):
@@ -452,7 +434,7 @@ def _maps(source: int, tensors: tuple[Tensor, ...], heads: int) -> _Maps:
 
 def describe_forward(call: _Description, tensors: tuple[Tensor, ...]) -> None:
     """Reduce the keys, combine, apply to the queries; RALA reduces the queries before."""
-    *inputs, out, _, _ = tensors
+    *inputs, out, _ = tensors
     maps = _maps(0, tuple(inputs), call.heads)
     y = Operand(len(inputs), 0, out)
     if maps.gate is not None:
@@ -485,11 +467,10 @@ def describe_forward(call: _Description, tensors: tuple[Tensor, ...]) -> None:
     call.run(
         'apply_queries',
         call.plan('apply_queries'),
-        {'q': maps.q, 'y': y, 'l': maps.lepe, 'o': maps.gate, 'g': None, 'dl': None},
+        {'q': maps.q, 'l': maps.lepe, 'o': maps.gate, 'y': y},
         states=states,
         eps=problem.eps,
         GATED=maps.gate is not None,
-        BACKWARD=False,
     )
 
 
@@ -499,8 +480,8 @@ def describe_backward(call: _Description, tensors: tuple[Tensor, ...]) -> None:
     RALA's queries have a gradient through the global query too, which is known only after the keys:
     their side is parted in what is summed and what is written.
     """
-    number = (len(tensors) - 3) // 2  # of inputs
-    grad, inputs, grads = tensors[0], tensors[1 : 1 + number], tensors[2 + number : -1]
+    number = (len(tensors) - 2) // 2  # of inputs
+    grad, inputs, grads = tensors[0], tensors[1 : 1 + number], tensors[2 + number :]
     maps = _maps(1, inputs, call.heads)
     states = Operand(1 + number)
     out = _maps(2 + number, grads, call.heads)
@@ -511,13 +492,18 @@ def describe_backward(call: _Description, tensors: tuple[Tensor, ...]) -> None:
     if maps.gate is not None:
         (g,) = _parts(0, grad, call.heads)
         call.run(
-            'apply_queries',
-            call.plan('apply_queries'),
-            {'q': maps.q, 'y': out.gate, 'l': maps.lepe, 'o': maps.gate, 'g': g, 'dl': out.lepe},
+            'backward_gate',
+            call.plan('backward_gate'),
+            {
+                'q': maps.q,
+                'l': maps.lepe,
+                'o': maps.gate,
+                'g': g,
+                'do': out.gate,
+                'dl': out.lepe,
+            },
             states=states,
             eps=problem.eps,
-            GATED=True,
-            BACKWARD=True,
         )
         g = out.lepe
     plan = call.plan('backward_queries')
@@ -570,7 +556,7 @@ def forward(problem: Problem, inputs: tuple[Tensor, ...], out: Tensor, states: T
     """Fill ``out`` and ``states``; the contract stands in :mod:`mala_mm.ops.fused.library`."""
     if len(inputs) == 2:
         inputs = tuple(map(_flattenable, inputs))
-    tensors = (*inputs, out, states, _table(problem, states))
+    tensors = (*inputs, out, states)
     _run(describe_forward, problem, tensors, states)
 
 
@@ -584,14 +570,8 @@ def backward(
     """Fill ``grads``; the contract stands in :mod:`mala_mm.ops.fused.library`."""
     if len(inputs) == 2:
         inputs, grad = tuple(map(_flattenable, inputs)), _flattenable(grad)
-    tensors = (grad, *inputs, states, *grads, _table(problem, states))
+    tensors = (grad, *inputs, states, *grads)
     _run(describe_backward, problem, tensors, states)
-
-
-def _table(problem: Problem, states: Tensor) -> Tensor:
-    if not problem.rotary:
-        return states  # not read
-    return rotary_table(problem.size, states.shape[3], states.device)
 
 
 def _flattenable(x: Tensor) -> Tensor:

@@ -16,22 +16,40 @@ import torch
 
 HEAD_DIMS = (32, 64, 96, 128)
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-PASSES = ('reduce_queries', 'reduce_keys', 'apply_queries', 'backward_queries', 'backward_keys')
+PASSES = (
+    'reduce_queries',
+    'reduce_keys',
+    'apply_queries',
+    'backward_gate',
+    'backward_queries',
+    'backward_keys',
+)
+
+
+def reduced_float32() -> bool:
+    """Whether the user allows float32 products of less than its precision.
+
+    ``torch.get_float32_matmul_precision`` raises where that was said by backend.
+    """
+    try:
+        return torch.get_float32_matmul_precision() != 'highest'
+    except RuntimeError:
+        return torch.backends.cuda.matmul.fp32_precision != 'ieee'
 
 
 def precision(dtype: torch.dtype) -> str:
     """What a dot multiplies.
 
-    Always on the tensor cores, with float32 sums. bf16 goes there as it is. float32 is the sum of
-    three bfloat16 numbers, and the six products above its own rounding error are summed; of two
-    where ``torch.set_float32_matmul_precision`` allows that ('high'). fp16 is the sum of two: as
-    a type of operands its range is too small for KV and its gradient.
+    Always on the tensor cores, with float32 sums. bf16 and fp16 go there as they are; what does not
+    fit into the range of fp16 is scaled by a power of two. float32 is the sum of three bfloat16
+    numbers, and the six products above its own rounding error are summed; of two where
+    ``torch.set_float32_matmul_precision`` allows that ('high').
     """
     if dtype == torch.bfloat16:
         return 'bf16'
-    if dtype == torch.float16 or torch.get_float32_matmul_precision() != 'highest':
-        return 'bf16x3'
-    return 'bf16x6'
+    if dtype == torch.float16:
+        return 'fp16'
+    return 'bf16x3' if reduced_float32() else 'bf16x6'
 
 
 def shared_memory(capability: int) -> int:
@@ -52,9 +70,9 @@ def lacks_memory(head_dim: int, dtype: torch.dtype, capability: int) -> str | No
         capability (int): Compute capability of the device, 80 for 8.0.
     """
     available = shared_memory(capability)
-    if dtype == torch.float32 and padded(head_dim) == 128 and available < 120:
+    if dtype == torch.float32 and padded(head_dim) == 128 and available < 104:
         return (
-            'needs 120 KiB of shared memory per program for float32 at d > 64, got compute '
+            'needs 104 KiB of shared memory per program for float32 at d > 64, got compute '
             f'capability {capability / 10}, which has {available} KiB'
         )
     return None
@@ -65,10 +83,11 @@ class Config:
     """How one kernel is compiled and cut.
 
     Attributes:
-        block: Tokens per tile.
+        rows: Rows of the feature map in a tile.
+        columns: Columns of the feature map in a tile, and of the strip that a program walks down.
         warps: Warps per program.
         stages: Tiles in flight.
-        waves: Programs per streaming multiprocessor to aim at.
+        residency: Programs that a streaming multiprocessor holds at once.
         least: Fewest tokens per program, so that what a program reads or writes once (a d x d
             state) is little beside its tokens.
         fused: Whether one launch of a backward pass makes all of its gradients. Where its two
@@ -76,12 +95,18 @@ class Config:
             that need one of them, and the tokens are read once more.
     """
 
-    block: int
+    rows: int
+    columns: int
     warps: int
     stages: int
-    waves: int
-    least: int
+    residency: int
+    least: int = 0
     fused: bool = True
+
+    @property
+    def block(self) -> int:
+        """Tokens per tile."""
+        return self.rows * self.columns
 
 
 def padded(head_dim: int) -> int:
@@ -89,42 +114,51 @@ def padded(head_dim: int) -> int:
     return 1 << (head_dim - 1).bit_length()
 
 
-# Tokens per tile, warps and tiles in flight of each of the PASSES, and the passes that are not
-# fused, by (dtype, whether the device has wgmma, channels of a tile). Chosen so that nothing spills
-# (``benchmarks/results/aot.md``). With wgmma (H100, H200) up to four tiles are in flight where they
-# fit: by Little's law 4.3 TB/s times 1 us, 33 KB per multiprocessor, keep the memory busy. Without
-# it, the 99 KiB of shared memory of consumer devices suffice, but for the last row. Which of the
-# tiles that fit are the fastest takes a device to tell: ``benchmarks/tune.py``.
-_BF16_WGMMA = ((64, 4, 4), (64, 4, 3), (64, 8, 4), (64, 8, 4), (64, 8, 4))
-_BF16 = ((64, 4, 3), (64, 4, 3), (64, 8, 3), (64, 8, 2), (64, 8, 2))
+def _passes(
+    reduce_keys: tuple,
+    apply_queries: tuple,
+    backward_gate: tuple,
+    backward_queries: tuple,
+    backward_keys: tuple,
+    fused: bool = True,
+) -> dict[str, Config]:
+    """Configurations by pass, from each one's (rows, warps, stages)."""
+    tiles = locals()
+    del tiles['fused']
+    # Nearly all registers are in use: of 64 Ki, 255 times 32 for each warp.
+    found = {
+        name: Config(rows, 16, warps, stages, residency=8 // warps)
+        for name, (rows, warps, stages) in tiles.items()
+    }
+    for name in ('backward_queries', 'backward_keys'):
+        found[name] = replace(found[name], fused=fused)
+    rows, warps, stages = reduce_keys
+    found['reduce_queries'] = Config(rows, 16, warps, stages, residency=2 * (8 // warps))
+    return found
+
+
+# By (dtype, whether the device has wgmma, channels of a tile). Chosen so that nothing spills and
+# that the loop is short (``benchmarks/results/aot.md``). Which of the tiles that fit are the
+# fastest takes a device to tell: ``benchmarks/tune.py``.
 _TILES = {
-    ('bfloat16', True, 32): (_BF16_WGMMA, ()),
-    ('bfloat16', True, 64): (_BF16_WGMMA, ()),
-    ('bfloat16', True, 128): (((64, 8, 4), (64, 8, 3), (64, 8, 3), (32, 8, 4), (32, 8, 4)), ()),
-    ('bfloat16', False, 32): (_BF16, ()),
-    ('bfloat16', False, 64): (_BF16, ()),
-    ('bfloat16', False, 128): (((64, 8, 2), (64, 8, 2), (32, 8, 3), (16, 8, 2), (32, 8, 1)), ()),
-    ('float16', True, 32): (((64, 4, 4), (32, 4, 4), (32, 4, 4), (32, 4, 2), (32, 4, 4)), ()),
-    ('float16', True, 64): (((64, 4, 4), (32, 4, 4), (32, 4, 4), (32, 8, 4), (32, 8, 4)), ()),
-    ('float16', True, 128): (((64, 8, 4), (16, 8, 4), (16, 8, 4), (16, 8, 4), (16, 8, 4)), ()),
-    ('float16', False, 32): (((64, 4, 3), (32, 4, 2), (32, 4, 2), (32, 4, 2), (32, 4, 2)), ()),
-    ('float16', False, 64): (((64, 4, 3), (32, 4, 2), (32, 4, 2), (32, 8, 2), (32, 8, 2)), ()),
-    ('float16', False, 128): (
-        ((64, 8, 2), (16, 8, 2), (16, 8, 2), (16, 8, 2), (16, 8, 2)),
-        ('backward_queries', 'backward_keys'),
-    ),
-    ('float32', True, 32): (((32, 4, 4), (32, 8, 4), (32, 4, 4), (16, 4, 4), (16, 4, 4)), ()),
-    ('float32', True, 64): (((32, 4, 4), (32, 8, 3), (16, 4, 4), (16, 8, 3), (32, 8, 3)), ()),
-    ('float32', True, 128): (
-        ((32, 8, 4), (16, 8, 4), (16, 8, 1), (16, 8, 3), (16, 8, 1)),
-        ('backward_queries',),
-    ),
-    ('float32', False, 32): (((32, 4, 2), (16, 4, 2), (32, 4, 2), (16, 4, 2), (16, 4, 2)), ()),
-    ('float32', False, 64): (((32, 4, 2), (16, 4, 2), (16, 4, 2), (16, 8, 2), (32, 8, 2)), ()),
-    ('float32', False, 128): (
-        ((32, 8, 2), (16, 8, 2), (16, 8, 1), (16, 8, 3), (16, 8, 1)),
-        ('backward_queries', 'backward_keys'),
-    ),
+    ('bfloat16', True, 32): _passes((4, 4, 3), (4, 4, 3), (4, 8, 3), (4, 8, 2), (4, 8, 2)),
+    ('bfloat16', True, 64): _passes((4, 4, 3), (4, 4, 3), (4, 8, 3), (4, 8, 3), (4, 8, 2)),
+    ('bfloat16', True, 128): _passes((4, 8, 3), (2, 8, 3), (2, 8, 2), (2, 8, 2), (2, 8, 2)),
+    ('bfloat16', False, 32): _passes((4, 4, 3), (4, 8, 2), (4, 8, 2), (2, 8, 2), (2, 8, 2)),
+    ('bfloat16', False, 64): _passes((4, 4, 3), (4, 8, 2), (4, 8, 2), (2, 8, 2), (2, 8, 2)),
+    ('bfloat16', False, 128): _passes((2, 8, 2), (2, 8, 2), (2, 8, 2), (1, 8, 2), (1, 8, 2)),
+    ('float32', True, 32): _passes((1, 4, 2), (1, 4, 2), (1, 4, 2), (1, 4, 2), (1, 4, 2)),
+    ('float32', True, 64): _passes((1, 4, 2), (1, 4, 2), (1, 4, 2), (1, 8, 2), (1, 8, 2)),
+    ('float32', True, 128): _passes((1, 8, 2), (1, 8, 1), (1, 8, 1), (1, 8, 1), (1, 8, 1), False),
+}
+_TILES['bfloat16', False, 64]['backward_queries'] = Config(4, 16, 8, 2, residency=1)
+_TILES['bfloat16', False, 128]['backward_queries'] = Config(1, 16, 8, 2, residency=1, fused=False)
+for _channels in (32, 64, 128):
+    _TILES['float32', False, _channels] = _TILES['float32', True, _channels]
+    for _wgmma in (True, False):
+        _TILES['float16', _wgmma, _channels] = _TILES['bfloat16', _wgmma, _channels]
+_TILES['float16', True, 64] = _TILES['float16', True, 64] | {
+    'backward_queries': Config(4, 16, 8, 2, residency=1)
 }
 
 
@@ -140,14 +174,12 @@ def default_config(name: str, head_dim: int, dtype: torch.dtype, capability: int
     Returns:
         Config: The configuration.
     """
-    wgmma = 90 <= capability < 120
-    tiles, parted = _TILES[str(dtype).removeprefix('torch.'), wgmma, padded(head_dim)]
-    block, warps, stages = tiles[PASSES.index(name)]
+    wgmma = 90 <= capability < 100
+    tiles = _TILES[str(dtype).removeprefix('torch.'), wgmma, padded(head_dim)]
     # A reduction writes d * d float32 per program, and the next launch reads them: with 8 d tokens
     # of 2 bytes that is an eighth of what the whole forward has to move.
     reduces = name in ('reduce_keys', 'backward_queries')
-    least = max(8 * head_dim if reduces else 4 * head_dim, block)
-    return Config(block, warps, stages, waves=2, least=least, fused=name not in parted)
+    return replace(tiles[name], least=8 * head_dim if reduces else 4 * head_dim)
 
 
 @functools.cache
@@ -192,19 +224,29 @@ def key(name: str, head_dim: int, dtype: torch.dtype, token_major: bool) -> str:
     return f'{name}/{head_dim}/{str(dtype).removeprefix("torch.")}/{layout}'
 
 
-def cut(config: Config, num_heads: int, num_tokens: int, multiprocessors: int) -> tuple[int, int]:
+def cut(
+    config: Config, num_heads: int, size: tuple[int, int], multiprocessors: int
+) -> tuple[int, int, int]:
     """How the tokens of each head are dealt out.
+
+    The map is cut into strips of ``config.columns`` columns, and each strip into pieces of equally
+    many tiles, so that all programs together fill the device once, or as few whole times as the
+    strips alone need.
 
     Args:
         config (Config): Configuration of the pass.
         num_heads (int): Batch size times heads.
-        num_tokens (int): N.
+        size (tuple[int, int]): Height and width of the feature map.
         multiprocessors (int): Streaming multiprocessors of the device.
 
     Returns:
-        tuple[int, int]: Programs per head and tiles per program.
+        tuple[int, int, int]: Strips, pieces per strip and tiles per piece.
     """
-    wanted = -(-num_heads * num_tokens // (config.waves * multiprocessors))
-    tiles = -(-max(wanted, config.least) // config.block)
-    tiles = min(tiles, -(-num_tokens // config.block))
-    return -(-num_tokens // (tiles * config.block)), tiles
+    height, width = size
+    strips, rows = -(-width // config.columns), -(-height // config.rows)
+    places = multiprocessors * config.residency
+    rounds = -(-strips * num_heads // places)
+    most = round(rows * config.block / max(config.least, config.block))
+    pieces = max(1, min(rounds * places // (strips * num_heads), most))
+    tiles = -(-rows // pieces)
+    return strips, -(-rows // tiles), tiles
