@@ -341,9 +341,7 @@ def main() -> None:
 
     lines, bars = [], []
     print(TABLE)
-    for case in (
-        (cases if args.all else published)(args.arch, args.head_dim, args.dtype)
-    ):
+    for case in (cases if args.all else published)(args.arch, args.head_dim, args.dtype):
         report = inspect(case, *compile_case(case))
         lines.append(row(case, report))
         print(lines[-1], flush=True)

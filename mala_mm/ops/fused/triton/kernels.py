@@ -278,7 +278,8 @@ def reciprocal(x):
 @triton.jit
 def laid_out(x, like):
     """``x`` in the registers in which ``like`` lies. It costs nothing: the compiler, which would
-    hold what came from memory and what came from a dot differently, sees an operation on both."""
+    hold what came from memory and what came from a dot differently, sees an operation on both.
+    """
     if INTERPRETED:
         return x
     else:
@@ -427,7 +428,8 @@ def dot(a, b, DOT: tl.constexpr):
 @triton.jit
 def fold(x):
     """Sums of those rows of a tile that a thread holds, (BLOCK_N / 16, 8, channels): in tiles laid
-    out like a dot's result, rows 8 apart. Cheap; what is left is summed once after the loop."""
+    out like a dot's result, rows 8 apart. Cheap; what is left is summed once after the loop.
+    """
     return tl.sum(tl.reshape(x, (x.shape[0] // 16, 2, 8, x.shape[1])), axis=1)
 
 
@@ -446,7 +448,8 @@ def row_dot(re, ro, ce, co, re2, ro2, ce2, co2):
 @triton.jit
 def fitting(x):
     """The power of two that brings the largest of ``x`` near the end of fp16's range, and its
-    inverse; NaN stays NaN."""
+    inverse; NaN stays NaN.
+    """
     largest = tl.max(tl.max(tl.abs(x), axis=1), axis=0)
     exponent = (largest.to(tl.int32, bitcast=True) >> 23) & 255
     exponent = tl.minimum(tl.maximum(exponent, 14), 253)
