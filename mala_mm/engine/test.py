@@ -12,7 +12,7 @@ from mmengine.evaluator import DumpResults
 from mala_mm.errors import UserError
 
 from . import arguments
-from .cli import explain
+from .explain import explain
 from .runner import Runner
 
 

@@ -5,7 +5,6 @@ import torch
 from mmengine.config import Config
 
 from mala_mm.engine import config
-from mala_mm.engine.cli import explain
 from mala_mm.errors import UserError
 
 DET = 'configs/det/mavit/mask-rcnn_mavit-t_fpn_amp-1x_coco.py'
@@ -155,26 +154,3 @@ def test_precision_follows_the_machine(monkeypatch):
     assert wrapper('cuda', False, **half) == half
     assert wrapper('cuda', True, **half) == half
     assert wrapper('cuda', True, **plain) == dict(type='AmpOptimWrapper', loss_scale='dynamic')
-
-
-def test_mistakes_in_configs_and_bugs_are_told_apart():
-    from mmengine.registry import MODELS
-
-    def error_of(**cfg):
-        with pytest.raises(Exception) as caught:  # noqa: B017, any error is under test
-            MODELS.build(cfg)
-        return caught.value
-
-    sentence = explain(error_of(type='mala_mm.MAViT', arch='tinny'))
-    assert sentence.startswith('The config does not fit MAViT: arch must be one of')
-    sentence = explain(error_of(type='mala_mm.MAViT', depth=3))
-    assert "unexpected keyword argument 'depth'" in sentence
-    sentence = explain(error_of(type='mala_mm.MaViT'))
-    assert 'MaViT is not in the' in sentence and len(sentence) < 120
-    assert explain(UserError('a sentence')) == 'a sentence'
-    for bug in (
-        ValueError('x'),
-        TypeError('f() got an unexpected keyword argument'),
-        KeyError('x'),
-    ):
-        assert explain(bug) is None

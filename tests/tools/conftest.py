@@ -119,6 +119,7 @@ DRIVER = """
 import json, os, sys, traceback
 from pathlib import Path
 import mmdet.utils
+import mala_mm.engine.test, mala_mm.engine.train
 from mala_mm.engine import cli
 
 mmdet.utils.register_all_modules(init_default_scope=False)

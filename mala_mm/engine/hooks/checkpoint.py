@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+import inspect
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -22,6 +24,7 @@ from mala_mm.files import remove_parts, replacing
 from mala_mm.registry import HOOKS
 
 from .. import random_states
+from ..monitored import not_computed
 
 STATE_KEY = 'training_state'
 """Where a checkpoint holds what mmengine's lacks for going on exactly."""
@@ -40,6 +43,17 @@ class CheckpointHook(MMEngineCheckpointHook):
 
     Remote folders keep mmengine's way of writing, which is the backend's.
     """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if self.args:  # mmengine's fails at the first save
+            known = [
+                p for p in inspect.signature(MMEngineCheckpointHook).parameters if p != 'kwargs'
+            ]
+            name = next(iter(self.args))
+            close = difflib.get_close_matches(name, known, n=1)
+            advice = f'did you mean {close[0]}?' if close else f'it has {", ".join(known)}'
+            raise ValueError(f'CheckpointHook has no {name!r}; {advice}')
 
     def before_train(self, runner: Runner) -> None:
         """Clear stale parts away and continue where the checkpoint was written.
@@ -96,6 +110,12 @@ class CheckpointHook(MMEngineCheckpointHook):
             super()._save_checkpoint_with_step(_SafeWriter.of(runner), step, meta)
 
     def _save_best_checkpoint(self, runner: Runner, metrics: dict) -> None:
+        for name in getattr(self, 'key_indicators', ()) if self.save_best else ():
+            if name not in metrics and (name != 'auto' or not metrics):
+                raise UserError(
+                    f'default_hooks.checkpoint.save_best is {name!r}, '
+                    f'{not_computed(name, list(metrics))}'
+                )
         with self._removing_last():
             super()._save_best_checkpoint(_SafeWriter.of(runner), metrics)
 
