@@ -30,7 +30,7 @@ from torch.utils._pytree import tree_leaves
 from benchmarks import published
 from benchmarks.operators import size_from
 from mala_mm.models.layers import Block
-from mala_mm.ops.fused import dispatch
+from mala_mm.ops.fused import depthwise, dispatch
 
 # The hidden width is 3.5 C. Forward: position, residual and norm 3 t; qkvo 1 + 4; attention with
 # lepe and gate 4 + 1; projection, scale, residual and norm 1 + 1 + 2; fc1 1 + 3.5; GELU and its
@@ -110,6 +110,7 @@ def count(arguments: argparse.Namespace, ours: bool) -> dict[str, Counter[str]]:
         # On the meta device as on a GPU.
         mock.patch.dict(dispatch._OF_DEVICE, meta='triton'),
         mock.patch.dict(dispatch._WHY_NOT, triton=lambda *_: None),
+        mock.patch.dict(depthwise._WHY_NOT, triton=lambda *_: None),
     ):
         x = torch.empty(arguments.batch, channels, *arguments.size, dtype=DTYPE)
         if ours:

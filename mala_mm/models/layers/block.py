@@ -14,7 +14,7 @@ from mala_mm.ops.fused.depthwise import can_fuse_depthwise, depthwise_residual
 from .ffn import ConvFFN
 from .mixer import AttentionMixer
 from .norm import LayerNorm2d
-from .pointwise import compute_dtype, fusible
+from .pointwise import fusible
 
 
 class Block(BaseModule):
@@ -61,7 +61,7 @@ class Block(BaseModule):
         self.drop_path = DropPath(drop_path_rate)
 
     def _forward(self, x: Tensor) -> Tensor:
-        if fusible(self.pos) and can_fuse_depthwise(x) and compute_dtype(x) == x.dtype:
+        if fusible(self.pos) and can_fuse_depthwise(x):
             x = depthwise_residual(x, self.pos.weight, self.pos.bias)
         else:
             x = x + self.pos(x)

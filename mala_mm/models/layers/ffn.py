@@ -39,6 +39,9 @@ class ConvFFN(BaseModule):
         if not (fusible(self.fc1, self.dwconv, self.fc2) and can_fuse_depthwise(x)):
             x = F.gelu(self.fc1(x))
             return self.fc2(x + self.dwconv(x), scale)
+        if x.device.type != 'cpu':  # making the hidden map again would be two passes
+            weight, bias = self.dwconv.weight, self.dwconv.bias
+            return self.fc2(depthwise_residual(self.fc1(x), weight, bias, gelu=True), scale)
         if scale is not None and compute_dtype(x) == torch.float16:
             return self(x) * scale[:, None, None]  # as PointwiseConv2d
         if torch.is_grad_enabled():

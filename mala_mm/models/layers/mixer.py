@@ -6,8 +6,9 @@ from mmengine.model import BaseModule
 from torch import Tensor, nn
 
 from mala_mm.ops import build_operator, get_operator
+from mala_mm.ops.fused.depthwise import can_fuse_depthwise, depthwise
 
-from .pointwise import PointwiseConv2d
+from .pointwise import PointwiseConv2d, fusible
 
 
 class AttentionMixer(BaseModule):
@@ -52,4 +53,9 @@ class AttentionMixer(BaseModule):
 
     def forward(self, x: Tensor, scale: Tensor | None = None) -> Tensor:
         """Map (B, C, H, W) to (B, C, H, W), each output channel times ``scale`` (C, ) if given."""
-        return self.proj(self.operator.gated(self.qkvo(x), self.lepe, x), scale)
+        return self.proj(self.operator.gated(self.qkvo(x), self._local_position, x), scale)
+
+    def _local_position(self, v: Tensor) -> Tensor:
+        if fusible(self.lepe) and can_fuse_depthwise(v, taps=5, residual=False):
+            return depthwise(v, self.lepe.weight, self.lepe.bias)  # where v lies in qkvo
+        return self.lepe(v)

@@ -71,10 +71,15 @@ def choose_backend(name: str, q: Tensor, problem: Problem | None = None) -> str:
         if reason is not None:
             raise ValueError(f'backend {name!r} {reason}')
         return name
-    name = _OF_DEVICE.get(q.device.type)
+    name = device_backend(q)
     if name is None or not can_fuse(q):
         return 'reference'
     return name if _WHY_NOT[name](problem, q) is None else 'reference'
+
+
+def device_backend(x: Tensor) -> str | None:
+    """The backend of the device that ``x`` is on, if there is one."""
+    return _OF_DEVICE.get(x.device.type)
 
 
 def can_fuse(x: Tensor) -> bool:

@@ -5,6 +5,8 @@ The kernels are imported when they are first needed: ``import mala_mm`` needs no
 
 from __future__ import annotations
 
+import functools
+import importlib.metadata
 import importlib.util
 import os
 
@@ -32,22 +34,44 @@ def why_not(problem: Problem | None, q: Tensor) -> str | None:
     """Why the kernels cannot compute it for inputs like ``q``; see :mod:`..library`."""
     if problem is not None and problem.kind not in KINDS:
         return f'needs a kind among {KINDS}, got {problem.kind!r}'
-    if not _INSTALLED:
-        return 'needs the package triton, which is not installed'
-    if q.device.type == 'cuda':
-        if torch.version.hip is not None:
-            return f'needs an NVIDIA device, got ROCm {torch.version.hip}'
-        capability = _capability(q.device.index or 0)
-        if capability < 80:
-            return f'needs compute capability 8.0 or higher, got {capability / 10}'
-    elif not (_INTERPRETED and q.device.type == 'cpu'):
-        return f'needs tensors on a CUDA device, got {q.device}'
-    if q.dtype not in DTYPES:
-        return f'needs dtype bfloat16, float16 or float32, got {q.dtype}'
+    reason = _lacks(q)
+    if reason is not None:
+        return reason
     if q.shape[-1] not in HEAD_DIMS:
         return f'needs a head width among {HEAD_DIMS}, got d = {q.shape[-1]}'
     if q.device.type == 'cuda':
-        return lacks_memory(q.shape[-1], q.dtype, capability)
+        return lacks_memory(q.shape[-1], q.dtype, _capability(q.device.index or 0))
+    return None
+
+
+def why_not_map(x: Tensor) -> str | None:
+    """Why the kernels of maps (:mod:`.depthwise`) cannot take ``x`` (B, C, H, W)."""
+    reason = _lacks(x)
+    if reason is None and _version() < (3, 3):
+        # in whose language tuples are not known
+        return f'needs Triton 3.3 or higher, got {".".join(map(str, _version()))}'
+    return reason
+
+
+@functools.cache
+def _version() -> tuple[int, ...]:
+    return tuple(map(int, importlib.metadata.version('triton').split('.')[:2]))
+
+
+def _lacks(x: Tensor) -> str | None:
+    """What any kernel lacks to take ``x``: the package, a device, a type."""
+    if not _INSTALLED:
+        return 'needs the package triton, which is not installed'
+    if x.device.type == 'cuda':
+        if torch.version.hip is not None:
+            return f'needs an NVIDIA device, got ROCm {torch.version.hip}'
+        capability = _capability(x.device.index or 0)
+        if capability < 80:
+            return f'needs compute capability 8.0 or higher, got {capability / 10}'
+    elif not (_INTERPRETED and x.device.type == 'cpu'):
+        return f'needs tensors on a CUDA device, got {x.device}'
+    if x.dtype not in DTYPES:
+        return f'needs dtype bfloat16, float16 or float32, got {x.dtype}'
     return None
 
 

@@ -14,7 +14,7 @@ import functools
 import math
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -259,27 +259,40 @@ def forget_plans() -> None:
 
 
 def _run(describe, problem: Problem, tensors: tuple[Tensor, ...], states: Tensor) -> None:
-    """Run what ``describe`` says of tensors of this kind.
-
-    Everything that a description looks at is in the key.
-    """
+    """Run what ``describe`` says of tensors of this kind."""
     if not (states.numel() and problem.num_tokens):  # no image or no token: nothing to fill but
         states.zero_()
         return
+
+    def plan() -> Plan:
+        description = _Description(problem, states.shape, len(tensors))
+        describe(description, tensors)
+        return Plan(description.launches, description.scratch)
+
+    replay((describe, problem, states.shape, precision(tensors[0].dtype)), plan, tensors)
+
+
+def replay(kind: tuple, describe: Callable[[], Plan], tensors: tuple[Tensor, ...]) -> None:
+    """Run a plan on ``tensors``, described when inputs of this kind come for the first time.
+
+    Args:
+        kind (tuple): Whatever the description depends on beside dtype, strides, alignment and
+            device of the tensors.
+        describe (Callable): Makes the plan.
+        tensors (tuple[Tensor, ...]): What operands name by their places.
+    """
     addresses, alignment = [], 0
     for x in tensors:
         address = x.data_ptr()
         addresses.append(address)
         alignment = alignment << 4 | address & 15
-    dtype, device = tensors[0].dtype, tensors[0].device.index
+    device = tensors[0].device.index
     strides = [x.stride() for x in tensors]
-    key = (describe, problem, states.shape, dtype, precision(dtype), device, alignment, *strides)
+    key = (*kind, tensors[0].dtype, device, alignment, *strides)
     with _on(device):
         plan = known = _plans.get(key)
         if known is None:
-            description = _Description(problem, states.shape, len(tensors))
-            describe(description, tensors)
-            plan = Plan(description.launches, description.scratch)
+            plan = describe()
         memory = tensors[0].new_empty(plan.scratch, dtype=torch.float32)
         addresses.append(memory.data_ptr())
         if known is not None:
