@@ -1,4 +1,4 @@
-"""Depthwise convolutions in one pass over memory: ``h + conv(h)`` or ``conv(h)``, ``h`` x or gelu(x).
+"""Depthwise convolutions in one pass: ``h + conv(h)`` or ``conv(h)``, ``h`` x or gelu(x).
 
 The convolutions between the attentions, with what stands around them: a ``torch.library`` op with a
 backend on NVIDIA GPUs (:mod:`.triton.depthwise`, kernels of 3x3 and 5x5) and one on the CPU
@@ -188,7 +188,7 @@ def _differentiate(ctx, grad):
 def _refuse_second_derivative(ctx, *grads):
     raise RuntimeError(
         'the fused depthwise convolution has no second derivative: '
-        'set MALA_MM_CPU_KERNELS=0 on the CPU, or take backend=\'reference\', to differentiate twice'
+        "set MALA_MM_CPU_KERNELS=0 on the CPU, or take backend='reference', to differentiate twice"
     )
 
 

@@ -78,7 +78,7 @@ def choose_backend(name: str, q: Tensor, problem: Problem | None = None) -> str:
 
 
 def device_backend(x: Tensor) -> str | None:
-    """The backend of the device that ``x`` is on, if there is one."""
+    """Return the backend of the device that ``x`` is on, if there is one."""
     return _OF_DEVICE.get(x.device.type)
 
 

@@ -98,7 +98,8 @@ def test_any_strides(layout):
     out = depthwise.depthwise(leaf, weight, bias, backend='triton')
     assert out.is_contiguous(memory_format=torch.channels_last)
     (dx,) = torch.autograd.grad(out, leaf, grad)
-    expected = outcomes(x.clone(), weight, bias, grad, (5, False, False), torch.float64, 'reference')
+    form, exact = (5, False, False), torch.float64
+    expected = outcomes(x.clone(), weight, bias, grad, form, exact, 'reference')
     for name, a, b in zip(NAMES, (out, dx), expected):
         # sums of 26 terms in float32, each rounded by 6e-8
         assert (a - b).norm() <= 26 * 6e-8 * b.norm(), name

@@ -101,9 +101,7 @@ def test_results_repeat_whatever_the_number_of_threads():
 def test_is_a_proper_operator():
     (x, weight, bias), _ = inputs((1, 5, 4, 3))
     for gelu in (False, True):
-        torch.library.opcheck(
-            torch.ops.mala_mm.depthwise, (x, weight, bias, gelu, True, 'cpu')
-        )
+        torch.library.opcheck(torch.ops.mala_mm.depthwise, (x, weight, bias, gelu, True, 'cpu'))
 
 
 @compiled

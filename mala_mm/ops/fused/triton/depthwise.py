@@ -93,7 +93,12 @@ def _layout(x: Tensor) -> tuple[int, tuple[int, ...]]:
 
 
 def _describe(
-    name: str, maps: dict[str, Tensor], vectors: tuple[str, ...], taps: int, gelu: bool, residual: bool
+    name: str,
+    maps: dict[str, Tensor],
+    vectors: tuple[str, ...],
+    taps: int,
+    gelu: bool,
+    residual: bool,
 ) -> Plan:
     """The launch of a pass: ``maps`` come first among its tensors, then ``vectors``."""
     x = maps['x']

@@ -1,9 +1,9 @@
 """The Triton kernels of depthwise convolutions on maps (B, C, H, W) with adjacent channels.
 
 A program's tile is (STRIPS, CHANNELS): every strip is COLUMNS columns wide and walked down over
-``rows`` rows, all in the same step. The columns of a strip are tensors of their own, held in tuples,
-so that a thread has its neighbours' values in registers: a value is loaded, widened and passed
-through the GELU (COLUMNS + 2 * MARGIN) / COLUMNS times in all, MARGIN = (TAPS - 1) / 2.
+``rows`` rows, all in the same step. The columns of a strip are tensors of their own, held in
+tuples, so that a thread has its neighbours' values in registers: a value is loaded, widened and
+passed through the GELU (COLUMNS + 2 * MARGIN) / COLUMNS times in all, MARGIN = (TAPS - 1) / 2.
 
 Rows are handled the other way around: what an output still lacks from the rows below waits in
 ``pending``, (TAPS - 1) * COLUMNS sums in float32, and no row is looked at twice.
@@ -168,7 +168,8 @@ def convolve(
     x, x_b, x_h, x_w, y, y_b, y_h, y_w, weight, bias,
     strips, across, pieces, rows, height, width, channel_units,
     TAPS: tl.constexpr, COLUMNS: tl.constexpr, STRIPS: tl.constexpr, CHANNELS: tl.constexpr,
-    UNIT: tl.constexpr, X: tl.constexpr, Y: tl.constexpr, GELU: tl.constexpr, RESIDUAL: tl.constexpr, EXACT: tl.constexpr,
+    UNIT: tl.constexpr, X: tl.constexpr, Y: tl.constexpr,
+    GELU: tl.constexpr, RESIDUAL: tl.constexpr, EXACT: tl.constexpr,
 ):
     """``y = h + conv(h) + bias`` with ``h = x`` or ``gelu(x)``; terms by flags."""
     MARGIN: tl.constexpr = TAPS // 2
@@ -215,9 +216,9 @@ def backward(
 ):
     """``dx``, and this program's share of the gradients of weight and bias.
 
-    In the step in which row r of the gradient ``g`` comes, row r - MARGIN of ``dx`` is complete, and
-    row r - MARGIN of h meets the rows of ``g`` around it, of which the last ones are kept.
-    A row of ``part``, float32, is the gradient of the kernel (C, TAPS * TAPS), then that of the bias.
+    In the step in which row r of the gradient ``g`` comes, row r - MARGIN of ``dx`` is complete,
+    and row r - MARGIN of h meets the rows of ``g`` around it, of which the last ones are kept. A
+    row of ``part``, float32, is the gradient of the kernel (C, TAPS * TAPS), then the bias'.
     """
     MARGIN: tl.constexpr = TAPS // 2
     WIDE: tl.constexpr = COLUMNS + 2 * MARGIN
@@ -242,17 +243,16 @@ def backward(
     g -= MARGIN * g_down
     x -= 2 * MARGIN * x_down
     dx -= 2 * MARGIN * dx_down
-    row = first - MARGIN
+    row, here = first - MARGIN, first - 2 * MARGIN
     g_ahead = load_row(g, row, column, valid, 0, height, width, g_step, MARGIN, WIDE)
-    x_ahead = load_row(x, row - MARGIN, column, valid, first, height, width, x_step, MARGIN, WIDE)
-    for i in tl.range(0, rows + 2 * MARGIN):
+    x_ahead = load_row(x, here, column, valid, first, height, width, x_step, MARGIN, WIDE)
+    for _ in tl.range(0, rows + 2 * MARGIN):
         grad = widen(g_ahead, False, EXACT)
         values = x_ahead
-        row += 1
         g += g_down
         x += x_down
-        g_ahead = load_row(g, row, column, valid, 0, height, width, g_step, MARGIN, WIDE)
-        x_ahead = load_row(x, row - MARGIN, column, valid, first, height, width, x_step, MARGIN, WIDE)
+        g_ahead = load_row(g, row + 1, column, valid, 0, height, width, g_step, MARGIN, WIDE)
+        x_ahead = load_row(x, here + 1, column, valid, first, height, width, x_step, MARGIN, WIDE)
         done, pending = advance(pending, grad, weights, zero, TAPS, COLUMNS)
         # the rows of g from r - 2 * MARGIN to r, of this strip alone
         rows_of_g = kept + grad[MARGIN:MARGIN + COLUMNS]
@@ -272,7 +272,6 @@ def backward(
                 s += rows_of_g[(TAPS - 1 - k // TAPS) * COLUMNS + j] * h[j + k % TAPS]
             found += (s,)
         sums = found
-        here = row - 1 - MARGIN
         for j in tl.static_range(COLUMNS):
             d = done[j]
             bias_sum += tl.where((here >= first)[:, None], rows_of_g[MARGIN * COLUMNS + j], 0.0)
@@ -281,6 +280,8 @@ def backward(
             inside = (here >= first) & (here < height) & (column + j < width)
             tl.store(dx + j * dx_step, d, mask=inside[:, None] & valid[None, :])
         dx += dx_down
+        row += 1
+        here += 1
 
     part += program.to(tl.int64) * ((TAPS * TAPS + 1) * channels)
     for k in tl.static_range(TAPS * TAPS):
