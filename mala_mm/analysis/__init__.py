@@ -1,4 +1,4 @@
-"""Complexity of models, and the model zoo."""
+"""Complexity of models, the model zoo, and what looks inside of models."""
 
 from .complexity import Complexity, Part, attention_macs, build_on_meta, count_complexity
 

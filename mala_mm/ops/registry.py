@@ -200,7 +200,7 @@ class Operator(nn.Module):
             q (Tensor): Queries of shape (B, heads, N, d), any floating dtype.
             k (Tensor): Keys, as ``q``.
             size (tuple[int, int]): Height and width (H, W).
-            rows (Sequence[int] | Tensor): The R queries, as indices of tokens in row order.
+            rows (Sequence[int] | Tensor): The R queries, as indices of tokens, extra ones first.
             x (Tensor, optional): As in :meth:`forward`.
 
         Returns:
@@ -216,7 +216,7 @@ class Operator(nn.Module):
                 f'operator {self.name!r} has no scores: {self.no_scores}; operators with scores '
                 f'are {having}'
             )
-        check_inputs(q, k, k, size)
+        check_inputs(q, k, k, size, self.num_extra_tokens)
         self.check_heads(q)
         rows = check_rows(rows, q)
         q, k = in_float32(q).detach(), in_float32(k).detach()

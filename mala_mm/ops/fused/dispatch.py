@@ -321,8 +321,9 @@ class FusedOperator(Operator):
 
     def state(self, q: Tensor, k: Tensor, v: Tensor, size: tuple[int, int]) -> Tensor:
         """``KV = sum_j w_j (R_j phi(k_j))^T v_j``; see :meth:`Operator.state`."""
-        check_inputs(q, k, v, size)
+        check_inputs(q, k, v, size, self.num_extra_tokens)
         self.check_heads(q)
+        size = (1, q.shape[2]) if self.num_extra_tokens else size
         problem = _problem(
             self.name, self.head_dim, size, self.scale, self.eps, self.rotary, self.form
         )

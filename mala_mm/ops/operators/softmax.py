@@ -115,7 +115,7 @@ class Softmax(Operator):
         x: Tensor | None = None,
     ) -> Tensor:
         """Return rows of ``softmax(scale * (R q) (R k)^T)``, O(N d) each."""
-        check_inputs(q, k, k, size)
+        check_inputs(q, k, k, size, self.num_extra_tokens)
         self.check_heads(q)
         rows = check_rows(rows, q)
         scale = self.head_dim**-0.5 if self.scale is None else self.scale

@@ -1,0 +1,89 @@
+"""The options that the commands which look inside of models share."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+
+from torch import nn
+
+from mala_mm.engine.arguments import add_config_options
+from mala_mm.errors import UserError
+
+from .inside import load_model
+
+
+def add_model_options(parser: argparse.ArgumentParser, many: bool = True) -> None:
+    """Add config, checkpoints, size and config options.
+
+    Args:
+        parser (ArgumentParser): Changed in place.
+        many (bool): Whether several checkpoints may be named.
+    """
+    parser.add_argument('config', help='config with a model, or a backbone fragment')
+    parser.add_argument(
+        'checkpoints' if many else 'checkpoint',
+        nargs='*' if many else '?',
+        metavar='CHECKPOINT',
+        help='weights, with the operators that they were trained with (default: random weights)',
+    )
+    parser.add_argument(
+        '--size',
+        type=int,
+        default=512,
+        metavar='PIXELS',
+        help='longer side of the picture that the model gets (default: 512)',
+    )
+    add_config_options(parser, data_root=False)
+
+
+def add_picture_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that name pictures.
+
+    Args:
+        parser (ArgumentParser): Changed in place.
+    """
+    parser.add_argument(
+        '--pictures', nargs='+', required=True, metavar='PATH', help='picture files and folders'
+    )
+    parser.add_argument('--limit', type=int, help='how many of them (default: all)')
+
+
+def load_models(args: argparse.Namespace) -> Iterator[tuple[str, nn.Module]]:
+    """Yield the name and the model of each checkpoint, or one with random weights.
+
+    The name is the part of the path in which the checkpoints differ; '' if there is one.
+
+    Args:
+        args (Namespace): Options of :func:`add_model_options`.
+
+    Raises:
+        UserError: If the config or a checkpoint is wrong.
+    """
+    checkpoints = args.checkpoints or [None]
+    for checkpoint, name in zip(checkpoints, _names(checkpoints)):
+        yield name, load_model(args.config, checkpoint, args.cfg_options)
+
+
+def _names(checkpoints: list[str | None]) -> list[str]:
+    if checkpoints == [None]:
+        return ['random weights']
+    if len(checkpoints) == 1:
+        return ['']
+    parts = [Path(c).with_suffix('').parts for c in checkpoints]
+    for level in range(1, min(map(len, parts)) + 1):
+        names = [p[-level] for p in parts]
+        if len(set(names)) == len(names):
+            return names
+    return [str(c) for c in checkpoints]
+
+
+def check_out(path: str) -> None:
+    """Refuse a file to write that is not a PNG.
+
+    Raises:
+        UserError: If it does not end in ``.png``.
+    """
+    if not path.endswith('.png'):
+        raise UserError(f'--out must end in .png, got {path}')

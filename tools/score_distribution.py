@@ -1,0 +1,9 @@
+#!/usr/bin/env python
+"""Measures scores: ``tools/score_distribution.py CONFIG [CHECKPOINT ...] --pictures PATH``."""
+
+import sys
+
+from mala_mm.engine import cli
+
+if __name__ == '__main__':
+    sys.exit(cli.run('mala_mm.analysis.score_distribution'))
