@@ -129,7 +129,9 @@ def build_on_meta(cfg: Config) -> nn.Module:
             # Some backbones of other packages read numbers off tensors while they are built.
             return MODELS.build(model)
         except ValueError as error:
-            raise UserError(f'the model of {cfg.filename} cannot be built: {error}') from error
+            raise UserError(
+                f'The model of {cfg.filename} cannot be built: {error}; correct the config'
+            ) from error
 
 
 def count_complexity(model: nn.Module, shape: tuple[int, int]) -> Complexity:

@@ -86,7 +86,10 @@ def list_models(zoo: dict) -> list[Model]:
             'the names of the files'
         )
     if unknown := set(zoo['measured']) - {model.name for model in models}:
-        raise UserError(f'{TABLE} has measurements of {sorted(unknown)}, which are no configs')
+        raise UserError(
+            f'{TABLE} has measurements of {sorted(unknown)}, which are no configs; correct '
+            'the names'
+        )
     return models
 
 

@@ -265,7 +265,7 @@ def _check_arch(weights: OrderedDict, source: str, family: str, arch: str) -> No
         width = weights['neck.proj.weight'].shape[0]
         if width != FAMILIES[family].tail_widths[arch]:
             raise UserError(
-                f'the classifier in {source} projects to {width} channels, that of {family} {arch} '
+                f'The classifier in {source} projects to {width} channels, that of {family} {arch} '
                 f'to {FAMILIES[family].tail_widths[arch]}; correct the family'
             )
 

@@ -71,7 +71,7 @@ def load_checkpoint(path: str | os.PathLike, map_location: Any = 'cpu') -> dict:
     path = os.path.expanduser(path)
     if not os.path.isfile(path):
         kind = 'is a folder, not a file' if os.path.isdir(path) else 'does not exist'
-        raise UserError(f'checkpoint {path} {kind}; give the path of a checkpoint file')
+        raise UserError(f'Checkpoint {path} {kind}; give the path of a checkpoint file')
     if path.endswith('.safetensors'):
         return _load_safetensors(path, map_location)
     return _load_pickle(path, map_location)
@@ -95,7 +95,7 @@ def _load_pickle(path: str, map_location: Any) -> dict:
 def _check_type(checkpoint: object, path: str) -> dict:
     if not isinstance(checkpoint, dict):
         raise UserError(
-            f'checkpoint {path} holds a {type(checkpoint).__name__}, not a dict of weights; '
+            f'Checkpoint {path} holds a {type(checkpoint).__name__}, not a dict of weights; '
             'give a file that torch.save wrote from a state dict'
         )
     return checkpoint
@@ -104,22 +104,22 @@ def _check_type(checkpoint: object, path: str) -> dict:
 def _explain(path: str, error: Exception) -> UserError:
     message = str(error)
     if isinstance(error, PermissionError):
-        return UserError(f'checkpoint {path} cannot be read: permission denied; fix its mode')
+        return UserError(f'Checkpoint {path} cannot be read: permission denied; fix its mode')
     forbidden = _forbidden(error)
     if forbidden:
         return UserError(
-            f'checkpoint {path} was refused because it asks for {forbidden}, which is '
+            f'Checkpoint {path} was refused because it asks for {forbidden}, which is '
             'neither a tensor nor a plain value and could run code; ask its author for a file '
             'with the weights alone, or a .safetensors file'
         )
     reason = (message or type(error).__name__).split('\n')[0].split('. ')[0].rstrip('.')
     if _is_url(path):
         return UserError(
-            f'checkpoint {path} could not be loaded ({type(error).__name__}: {reason}); check the '
+            f'Checkpoint {path} could not be loaded ({type(error).__name__}: {reason}); check the '
             'address, or download the file and give its path'
         )
     return UserError(
-        f'checkpoint {path} is damaged, cut short or no checkpoint ({reason}); '
+        f'Checkpoint {path} is damaged, cut short or no checkpoint ({reason}); '
         'copy or download it again'
     )
 

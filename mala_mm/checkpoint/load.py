@@ -191,7 +191,7 @@ def _read(
         chosen = names.strip(weights, prefix)
         if not chosen:
             raise UserError(
-                f'no name in {path} begins with {prefix!r}, they begin with '
+                f'No name in {path} begins with {prefix!r}, they begin with '
                 f'{", ".join(list(weights)[:3])}; leave the prefix out or correct it'
             )
         weights = chosen

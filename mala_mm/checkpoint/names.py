@@ -73,8 +73,8 @@ def find_weights(
         container = found[0] if found else None
     elif container not in found:
         raise UserError(
-            f'checkpoint {path} has no weights under {container!r}; it has '
-            f'{found or "none of " + ", ".join(CONTAINERS)}'
+            f'Checkpoint {path} has no weights under {container!r}, its keys are '
+            f'{", ".join(found) or "no name"}; name one that it has'
         )
     content = checkpoint if container is None else checkpoint[container]
     weights = OrderedDict(
@@ -84,7 +84,7 @@ def find_weights(
     )
     if not weights:
         raise UserError(
-            f'checkpoint {path} holds no weights, only {sorted(map(str, content))[:8]}; give a '
+            f'Checkpoint {path} holds no weights, only {sorted(map(str, content))[:8]}; give a '
             f'file with a state dict, bare or under one of {", ".join(CONTAINERS)}'
         )
     weights._metadata = getattr(content, '_metadata', OrderedDict())

@@ -59,7 +59,7 @@ def check_dataset(
         if dataset.root and not os.path.isdir(dataset.root):
             raise UserError(
                 f'The data root {dataset.root} does not exist; put the data set there or name its '
-                'folder (--data-root, or data_root in the config).'
+                'folder (--data-root, or data_root in the config)'
             )
         if dataset.family == 'coco':
             _check_coco(dataset, masks=any(_values(dataset_cfg, 'with_mask')))
@@ -100,7 +100,7 @@ def check_num_classes(
             raise UserError(
                 f'{found}, but the data set {dataset.name} has {len(names)} classes '
                 f'({some(names)}; from {source}); set num_classes={len(names)} or correct the '
-                "data set's classes."
+                "data set's classes"
             )
 
 
@@ -131,13 +131,13 @@ def check_evaluator(evaluator_cfg: Any) -> None:
         if summary.without_iscrowd:
             raise UserError(
                 f'{summary.without_iscrowd} in {path} has no iscrowd, which the evaluation needs; '
-                'add iscrowd=0 to each annotation that is no crowd.'
+                'add iscrowd=0 to each annotation that is no crowd'
             )
         short = [f for f in summary.findings if f.kind == 'short-polygon']
         if short and 'segm' in metric:
             raise UserError(
                 f'{path} has outlines that the evaluation cannot read, the first: {short[0]}; '
-                'fix or remove them.'
+                'fix or remove them'
             )
 
 
@@ -148,15 +148,15 @@ def _refuse_faults(path: str, summary: CocoSummary, masks: bool, empty: bool = F
         raise UserError(
             f'The annotation file {path} has {len(broken)} '
             f'fault{"s" if len(broken) > 1 else ""}, the first is {broken[0]}; '
-            '`python tools/check_dataset.py` lists all.'
+            '`python tools/check_dataset.py` lists all'
         )
     if summary.num_annotations == 0 and not empty:
-        raise UserError(f'The annotation file {path} has no annotations; correct ann_file.')
+        raise UserError(f'The annotation file {path} has no annotations; correct ann_file')
     if masks and summary.without_outline:
         raise UserError(
             f'{summary.num_annotations - summary.outlined} of {summary.num_annotations} '
             f'annotations in {path} have no segmentation, the first is {summary.without_outline}; '
-            'add outlines, or train without masks (with_mask=False and no mask_head).'
+            'add outlines, or train without masks (with_mask=False and no mask_head)'
         )
     counts = Counter(finding.kind for finding in summary.findings)
     if counts:
@@ -176,21 +176,21 @@ def _values(node: Any, key: str) -> Iterator[Any]:
 
 def _check_coco(dataset: Dataset, masks: bool) -> None:
     if not dataset.ann_file:
-        raise UserError(f'The data set {dataset.name} has no ann_file; name its annotation file.')
+        raise UserError(f'The data set {dataset.name} has no ann_file; name its annotation file')
     summary = summarize_coco(dataset.ann_file)
     _refuse_faults(dataset.ann_file, summary, masks, empty=bool(dataset.option('test_mode')))
     smallest = (dataset.option('filter_cfg') or {}).get('min_size', 0)
     if smallest > summary.largest and not dataset.option('test_mode'):
         raise UserError(
             f'No image of {dataset.ann_file} is left: filter_cfg.min_size is {smallest}, and the '
-            f'shorter side of the largest image is {summary.largest}; lower it.'
+            f'shorter side of the largest image is {summary.largest}; lower it'
         )
     require_folder(dataset.images, 'image')
     missing = missing_files(dataset.images, summary.file_names)
     if missing:
         raise UserError(
             f'{len(missing)} of {len(summary.file_names)} images of {dataset.ann_file} are not in '
-            f'{dataset.images}, the first is {missing[0]}; fetch them or correct data_prefix.'
+            f'{dataset.images}, the first is {missing[0]}; fetch them or correct data_prefix'
         )
     names = dataset.classes
     if names is None:
@@ -207,7 +207,7 @@ def _check_coco(dataset: Dataset, masks: bool) -> None:
             remedy += ' or, to drop them on purpose, metainfo=dict(classes=..., subset=True)'
         raise UserError(
             f'The configuration has {len(names)} classes and {dataset.ann_file} has '
-            f'{len(summary.categories)} categories: {wrong}; {remedy}.'
+            f'{len(summary.categories)} categories: {wrong}; {remedy}'
         )
 
 

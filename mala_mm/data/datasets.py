@@ -71,7 +71,7 @@ class Dataset:
             if not os.path.isfile(names):
                 raise UserError(
                     f'The classes of {self.name} are the text {names!r}, which is no file with '
-                    f'one name per line; write a tuple, such as classes=({names!r},).'
+                    f'one name per line; write a tuple, such as classes=({names!r},)'
                 )
             names = read_lines(names)
         return tuple(names)
@@ -111,7 +111,7 @@ def require_folder(path: str, kind: str) -> None:
     if not os.path.isdir(path):
         raise UserError(
             f'The {kind} folder {path} does not exist; put it there or correct data_root and '
-            'data_prefix.'
+            'data_prefix'
         )
 
 
@@ -122,7 +122,7 @@ def read_lines(path: str) -> list[str]:
             return [line.strip() for line in file]
     except (OSError, ValueError) as error:
         raise UserError(
-            f'The list {path} cannot be read ({error}); write it again, as plain UTF-8 text.'
+            f'The list {path} cannot be read ({error}); write it again, as plain UTF-8 text'
         ) from None
 
 

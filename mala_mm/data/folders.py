@@ -28,14 +28,14 @@ def check_segmentation(dataset: Dataset, limit: int | None) -> None:
         if not os.path.isfile(dataset.ann_file):
             raise UserError(
                 f'The list of images {dataset.ann_file} does not exist; put it there or correct '
-                'ann_file.'
+                'ann_file'
             )
         stems = read_lines(dataset.ann_file)
         missing = missing_files(dataset.images, [stem + image_suffix for stem in stems])
         if missing:
             raise UserError(
                 f'{len(missing)} of {len(stems)} images of {dataset.ann_file} are not in '
-                f'{dataset.images}, the first is {missing[0]}; fetch them or fix the list.'
+                f'{dataset.images}, the first is {missing[0]}; fetch them or fix the list'
             )
     else:
         paths = sorted(Path(dataset.images).rglob(f'*{image_suffix}'))
@@ -43,13 +43,13 @@ def check_segmentation(dataset: Dataset, limit: int | None) -> None:
     if not stems:
         raise UserError(
             f'There are no images *{image_suffix} in {dataset.images}; put them there or correct '
-            'data_prefix and img_suffix.'
+            'data_prefix and img_suffix'
         )
     missing = missing_files(dataset.labels, [stem + label_suffix for stem in stems])
     if missing:
         raise UserError(
             f'{len(missing)} of {len(stems)} images have no label map in {dataset.labels}, the '
-            f'first is {missing[0]}; add them or take the images out.'
+            f'first is {missing[0]}; add them or take the images out'
         )
     names = dataset.classes
     if names is None:
@@ -60,7 +60,7 @@ def check_segmentation(dataset: Dataset, limit: int | None) -> None:
         raise UserError(
             f'{dataset.name} has {len(fixed)} classes of its own and {some(foreign)} '
             f"{is_are(foreign)} not among them; use type='mmseg.BaseSegDataset' with "
-            'reduce_zero_label and suffixes set for other classes.'
+            'reduce_zero_label and suffixes set for other classes'
         )
     # With a choice of its classes, the files still hold the labels of all of them.
     count = len(fixed or names)
@@ -77,7 +77,7 @@ def check_image(path: str | os.PathLike) -> tuple[int, int]:
     if size is None:
         raise UserError(
             f'The image {path} cannot be read ({remarks[0][1]}); replace it, or take it out of '
-            'the data.'
+            'the data'
         )
     return size
 
@@ -96,16 +96,16 @@ def _check_label_map(
         with Image.open(io.BytesIO(data)) as file:
             labels = np.asarray(file)
     except Exception as error:  # Pillow's readers raise anything
-        raise UserError(f'The label map {path} cannot be read ({error}); write it again.') from None
+        raise UserError(f'The label map {path} cannot be read ({error}); write it again') from None
     if labels.ndim != 2 or labels.dtype.kind not in 'buif':
         raise UserError(
             f'The label map {path} has {labels.shape[2] if labels.ndim > 2 else labels.ndim} '
-            'channels; save it with one channel that holds the class index.'
+            'channels; save it with one channel that holds the class index'
         )
     if size is not None and labels.shape[::-1] != size:
         raise UserError(
             f'The label map {path} has {labels.shape[1]}x{labels.shape[0]} pixels and its image '
-            f'{size[0]}x{size[1]}; make them equal.'
+            f'{size[0]}x{size[1]}; make them equal'
         )
     reduced = bool(dataset.option('reduce_zero_label'))
     highest = count if reduced else count - 1
@@ -120,7 +120,7 @@ def _check_label_map(
         raise UserError(
             f'The label map {path} has the value {wrong[0]}, but {dataset.name} with {count} '
             f'classes and reduce_zero_label={reduced} allows 0 to {highest} and {IGNORE}; correct '
-            'the label maps, metainfo.classes or reduce_zero_label.'
+            'the label maps, metainfo.classes or reduce_zero_label'
         )
 
 
@@ -140,19 +140,19 @@ def check_classification(dataset: Dataset, limit: int | None) -> None:
         raise UserError(
             f'The configuration of {dataset.name} has {len(names)} classes and {dataset.images} '
             f'has {len(folders)} class folders ({some(folders)}); set '
-            f'metainfo=dict(classes={literal(folders)}) or correct data_root.'
+            f'metainfo=dict(classes={literal(folders)}) or correct data_root'
         )
     if names is not None and set(names) == set(folders) and list(names) != list(folders):
         raise UserError(
             f'The classes of {dataset.name} are listed as {some(names)}, but labels follow the '
-            f'sorted folders of {dataset.images}; set metainfo=dict(classes={literal(folders)}).'
+            f'sorted folders of {dataset.images}; set metainfo=dict(classes={literal(folders)})'
         )
     for folder in folders:
         path = os.path.join(dataset.images, folder)
         images = _images_below(path)
         first = next(images, None)
         if first is None:
-            raise UserError(f'The class folder {path} holds no image; fill or remove it.')
+            raise UserError(f'The class folder {path} holds no image; fill or remove it')
         if limit is None:
             check_image(first)
             for image in images:
@@ -169,7 +169,7 @@ def _images_below(folder: str) -> Iterator[str]:
 def _check_cls_list(dataset: Dataset, names: tuple[str, ...] | None) -> list[str]:
     path = dataset.ann_file
     if not os.path.isfile(path):
-        raise UserError(f'The annotation file {path} does not exist; correct ann_file.')
+        raise UserError(f'The annotation file {path} does not exist; correct ann_file')
     files = []
     for number, line in enumerate(read_lines(path), 1):
         if dataset.option('with_label') is False:
@@ -179,22 +179,22 @@ def _check_cls_list(dataset: Dataset, names: tuple[str, ...] | None) -> list[str
         if not name or not (label.isascii() and label.isdigit()):
             raise UserError(
                 f'Line {number} of {path} is {line!r}; each line has to be a file name, a space '
-                'and a class index.'
+                'and a class index'
             )
         if names is not None and int(label) >= len(names):
             raise UserError(
                 f'Line {number} of {path} has the class index {label}, but {dataset.name} has '
-                f'{len(names)} classes; correct the file or metainfo.classes.'
+                f'{len(names)} classes; correct the file or metainfo.classes'
             )
         files.append(name)
     missing = missing_files(dataset.images, files)
     if missing:
         raise UserError(
             f'{len(missing)} of {len(files)} images of {path} are not in {dataset.images}, the '
-            f'first is {missing[0]}; fetch them or correct data_prefix.'
+            f'first is {missing[0]}; fetch them or correct data_prefix'
         )
     if not files:
-        raise UserError(f'The annotation file {path} is empty; list the images in it.')
+        raise UserError(f'The annotation file {path} is empty; list the images in it')
     return files
 
 
@@ -205,6 +205,6 @@ def class_folders(dataset: Dataset) -> tuple[str, ...]:
     if not folders:
         raise UserError(
             f'{dataset.images} has no class folders; put one folder per class there or correct '
-            'data_root and data_prefix.'
+            'data_root and data_prefix'
         )
     return folders

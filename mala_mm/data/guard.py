@@ -40,7 +40,7 @@ class GuardedTransform:
             raise UserError(
                 f'The transform {type(self.transform).__name__} fails on the image {image} '
                 f'({_reason(error)}); correct the pipeline in the config, or the annotations of '
-                'this image.'
+                'this image'
             ) from error
 
 
@@ -80,7 +80,7 @@ class GuardedLoad(GuardedTransform):
             kind = 'label map' if self.key == 'seg_map_path' else 'image'
             raise UserError(
                 f'The {kind} {path} cannot be read ({reason}); replace it, or take it out of the '
-                'data.'
+                'data'
             )
         stated = results.get('height'), results.get('width')
         if self.key == 'img_path' and loaded is not None and None not in stated:
@@ -89,7 +89,7 @@ class GuardedLoad(GuardedTransform):
                 raise UserError(
                     f'The image {path} has {found[1]}x{found[0]} pixels (turned by its EXIF '
                     f'orientation, if any), but its annotations say {stated[1]}x{stated[0]}; '
-                    'correct width, height and boxes.'
+                    'correct width, height and boxes'
                 )
         return loaded
 

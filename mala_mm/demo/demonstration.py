@@ -90,7 +90,7 @@ def run(command: list[str], log: Path, max_iters: int | None = None) -> None:
                 progress.update(task, completed=done, description=f'loss {loss}')
     if process.wait() != 0:
         console.print(''.join(last_lines), markup=False)
-        raise UserError(f'The command above failed; its output is in {log}.')
+        raise UserError(f'The command above failed; its output is in {log}')
 
 
 def train(config: str, out: Path, data: Path, pretrained: Path | None = None) -> Path:
@@ -242,4 +242,4 @@ def main(argv: Sequence[str] | None = None) -> None:
         console.print(f'  {file}')
     missed = [name for name, bar in BARS.items() if figures[name] < bar]
     if missed:
-        raise UserError(f'Below what is expected: {", ".join(missed)}; the logs are in {out}.')
+        raise UserError(f'Below what is expected: {", ".join(missed)}; the logs are in {out}')

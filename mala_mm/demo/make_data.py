@@ -56,12 +56,12 @@ def scene_config(args: argparse.Namespace) -> SceneConfig:
     options = {}
     if args.size:
         if len(args.size) > 2:
-            raise UserError(f'--size takes one or two numbers, got {args.size}; try --size 256.')
+            raise UserError(f'--size takes one or two numbers, got {args.size}; try --size 256')
         options['sides'] = (args.size[0], args.size[-1])
     for text in args.scene_options:
         key, _, value = text.partition('=')
         if key not in known:
-            raise UserError(f'Unknown scene option {text!r}; known are {", ".join(known)}.')
+            raise UserError(f'Scene option {text!r} is unknown; known are {", ".join(known)}')
         default = known[key]
         try:
             if isinstance(default, tuple):
@@ -69,7 +69,7 @@ def scene_config(args: argparse.Namespace) -> SceneConfig:
             else:
                 options[key] = type(default)(value)
         except ValueError:
-            raise UserError(f'Scene option {text!r} should look like {key}={default}.') from None
+            raise UserError(f'Scene option {text!r} must look like {key}={default}') from None
     return SceneConfig(**options)
 
 

@@ -65,19 +65,17 @@ class SceneConfig:
             value = tuple(getattr(self, name))
             if len(value) != 2 or not least <= value[0] <= value[1] <= most:
                 raise UserError(
-                    f'{name} must be two numbers, low and high, in {least}..{most}, got {value}.'
+                    f'{name} must be two numbers, low and high, in {least}..{most}, got {value}'
                 )
             object.__setattr__(self, name, value)
         for name in ('overlap', 'truncation', 'crowd', 'empty', 'min_visible'):
             if not 0 <= getattr(self, name) <= 1:
-                raise UserError(f'{name} must lie in 0..1, got {getattr(self, name)}.')
+                raise UserError(f'{name} must lie in 0..1, got {getattr(self, name)}')
         if not 0 <= self.clutter <= 100:
-            raise UserError(f'clutter must lie in 0..100, got {self.clutter}.')
+            raise UserError(f'clutter must lie in 0..100, got {self.clutter}')
         names = tuple(self.thing_classes)
         if not names or len(set(names)) < len(names) or not set(names) <= set(THING_CLASSES):
-            raise UserError(
-                f'thing_classes must be distinct names of {THING_CLASSES}, got {names}.'
-            )
+            raise UserError(f'thing_classes must be distinct names of {THING_CLASSES}, got {names}')
         object.__setattr__(self, 'thing_classes', names)
 
     @property
@@ -166,9 +164,9 @@ def make_portrait(config: SceneConfig, seed: int, split: str, index: int, name: 
 
 def _stream(seed: int, split: str, index: int, *purpose: int) -> Generator:
     if split not in SPLITS:
-        raise UserError(f'split must be one of {SPLITS}, got {split!r}.')
+        raise UserError(f'split must be one of {SPLITS}, got {split!r}')
     if seed < 0 or index < 0:
-        raise UserError(f'seed and index must not be negative, got {seed} and {index}.')
+        raise UserError(f'seed and index must not be negative, got {seed} and {index}')
     return default_rng(SeedSequence(seed, spawn_key=(SPLITS.index(split), index, *purpose)))
 
 

@@ -65,9 +65,9 @@ def write_demo_data(
     counts = dict(train=64, val=16) if counts is None else dict(counts)
     unknown = sorted(set(layouts) - set(LAYOUTS))
     if unknown or not layouts:
-        raise UserError(f'Layouts must be some of {", ".join(LAYOUTS)}, got {list(layouts)}.')
+        raise UserError(f'Layouts must be some of {", ".join(LAYOUTS)}, got {list(layouts)}')
     if set(counts) != set(SPLITS) or min(counts.values()) < 1:
-        raise UserError(f'Each of {" and ".join(SPLITS)} needs at least one image, got {counts}.')
+        raise UserError(f'Each of {" and ".join(SPLITS)} must have an image or more, got {counts}')
     total = sum(counts.values()) * (('imagenet' in layouts) + bool({'coco', 'ade'} & set(layouts)))
     done = 0
     _check_free(out, overwrite)
@@ -245,12 +245,12 @@ def _write_json(path: Path, content: dict, indent: int | None = None) -> None:
 def _check_free(out: Path, overwrite: bool) -> None:
     """Refuse a folder that this module did not write, or that it may not overwrite."""
     if out.exists() and not out.is_dir():
-        raise UserError(f'{out} is a file; name a folder.')
+        raise UserError(f'{out} is a file; name a folder')
     if out.is_dir() and any(out.iterdir()):
         if not overwrite:
-            raise UserError(f'{out} is not empty; name another folder or pass --overwrite.')
+            raise UserError(f'{out} is not empty; name another folder or pass --overwrite')
         if not (out / MARK).is_file():
             raise UserError(
                 f'{out} was not written by this tool (it has no {MARK}), so it is not overwritten; '
-                'name another folder.'
+                'name another folder'
             )

@@ -122,7 +122,7 @@ def check_checkpoint(path: str | None) -> None:
         UserError: If there is no such file.
     """
     if path is not None and '://' not in path and not os.path.isfile(os.path.expanduser(path)):
-        raise UserError(f'Checkpoint {path} does not exist; give the path of a checkpoint file.')
+        raise UserError(f'Checkpoint {path} does not exist; give the path of a checkpoint file')
 
 
 def check_data(cfg: Config, *splits: str) -> None:

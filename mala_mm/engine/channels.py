@@ -43,7 +43,7 @@ def check_channels(model: Mapping[str, Any]) -> None:
     if mean is not None and backbone.get('in_channels', 3) != len(mean):
         raise UserError(
             f'model.backbone.in_channels is {shown(backbone.get("in_channels", 3))}, but '
-            f'model.data_preprocessor.mean is of {len(mean)} channels; make them equal.'
+            f'model.data_preprocessor.mean is of {len(mean)} channels; make them equal'
         )
     strides = [4 * 2**i for i in indices]
     levels, source = dims, 'model.backbone returns'
@@ -57,7 +57,7 @@ def check_channels(model: Mapping[str, Any]) -> None:
             if isinstance(count, int) and count < len(dims):
                 raise UserError(
                     f'model.neck.num_outs is {count}, fewer than the {len(dims)} maps of the '
-                    f'backbone; set at least {len(dims)}.'
+                    f'backbone; set at least {len(dims)}'
                 )
             levels = [neck['out_channels']] * (count if pyramid else 1)
             source = 'model.neck returns'
@@ -70,7 +70,7 @@ def _require_equal(path: str, value: Any, wanted: Any, source: str) -> None:
     if isinstance(value, Sequence) and not isinstance(value, str):
         value = list(value)
     if value != wanted:
-        raise UserError(f'{path} is {shown(value)}, but {source} {wanted}; set {path}={wanted}.')
+        raise UserError(f'{path} is {shown(value)}, but {source} {wanted}; set {path}={wanted}')
 
 
 def _check_heads(
@@ -87,7 +87,7 @@ def _check_heads(
         if isinstance(given, (list, tuple)) and len(given) != len(levels):
             raise UserError(
                 f'model.{name}.anchor_generator.strides has {len(given)} entries, but {source} '
-                f'{len(levels)} maps; give one stride per map.'
+                f'{len(levels)} maps; give one stride per map'
             )
     roi_head = model.get('roi_head')
     if isinstance(roi_head, Mapping):
@@ -134,7 +134,7 @@ def _check_segmentation_head(
     if wrong:
         raise UserError(
             f'{path}.in_index has {shown(wrong[0])}, but {source} {len(levels)} maps; choose from '
-            f'0 to {len(levels) - 1}.'
+            f'0 to {len(levels) - 1}'
         )
     chosen = [levels[i] for i in indices]
     single = not isinstance(index, (list, tuple))

@@ -48,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             set_data_root(cfg, args.data_root)
         total = check_config(cfg, args.most)
     if total:
-        raise UserError(f'{total} findings in {args.source}; fix what is named above.')
+        raise UserError(f'{total} findings in {args.source}; fix what is named above')
 
 
 def report(ann_file: str, images: str | None, most: int) -> int:

@@ -42,17 +42,19 @@ def load_config(path: str | os.PathLike, options: Mapping[str, Any] | None = Non
     except ModuleNotFoundError as error:
         raise UserError(
             f'Config {path} needs a package that is missing ({error}); '
-            '`python -m mala_mm.doctor` says how to install it.'
+            '`python -m mala_mm.doctor` says how to install it'
         ) from error
     except Exception as error:  # a config is the user's program: whatever it raises is bad input
-        raise UserError(f'Config {path} cannot be read: {type(error).__name__}: {error}') from error
+        raise UserError(
+            f'Config {path} cannot be read: {type(error).__name__}: {error}; correct it'
+        ) from error
     _import_scope(cfg, path)
     if options:
         check_options(cfg, options)
         try:
             cfg.merge_from_dict(dict(options))
         except (KeyError, TypeError, IndexError) as error:
-            raise UserError(f'--cfg-options do not fit {path}: {error}') from error
+            raise UserError(f'--cfg-options do not fit {path}: {error}; correct them') from error
         _import_what_is_named(cfg, path)
     for loader in DATALOADERS:
         # Users who set num_workers=0 mean no worker, whatever else asks for one.
@@ -65,7 +67,7 @@ def load_config(path: str | os.PathLike, options: Mapping[str, Any] | None = Non
 def _similar_file(path: Path) -> str:
     names = [p.name for p in path.parent.glob('*')] if path.parent.is_dir() else []
     close = difflib.get_close_matches(path.name, names, n=1)
-    return f'did you mean {path.parent / close[0]}?' if close else 'correct the path.'
+    return f'did you mean {path.parent / close[0]}?' if close else 'correct the path'
 
 
 def _import_what_is_named(cfg: Config, path: Path) -> None:
@@ -77,7 +79,7 @@ def _import_what_is_named(cfg: Config, path: Path) -> None:
         import_modules_from_strings(**custom)
     except (ImportError, TypeError) as error:
         raise UserError(
-            f'custom_imports={dict(custom)} cannot be imported ({error}); correct its modules.'
+            f'custom_imports={dict(custom)} cannot be imported ({error}); correct its modules'
         ) from error
 
 
@@ -88,7 +90,7 @@ def _import_scope(cfg: Config, path: Path) -> None:
     except ImportError as error:
         raise UserError(
             f'Config {path} needs {scope}, which cannot be imported ({error}); '
-            '`python -m mala_mm.doctor` says how to fix it.'
+            '`python -m mala_mm.doctor` says how to fix it'
         ) from error
 
 
@@ -108,7 +110,7 @@ def set_data_root(cfg: Config, root: str | os.PathLike) -> None:
     if len(old) != 1:
         raise UserError(
             f'--data-root needs a config whose datasets share one data_root, found {sorted(old)}; '
-            'set each path through --cfg-options.'
+            'set each path through --cfg-options'
         )
     (prefix,) = old
 

@@ -52,7 +52,7 @@ def explain(error: Exception) -> str | None:
             classes.append(getattr(names.get('obj_cls'), '__name__', '?'))
             registry, kind = names.get('registry'), names.get('obj_type')
     if isinstance(error, KeyError) and 'registry. Please check' in message:
-        advice = similar_types(kind, registry) if isinstance(kind, str) else 'correct the type.'
+        advice = similar_types(kind, registry) if isinstance(kind, str) else 'correct the type'
         return f'{message.split(". Please check")[0]}; {advice}'
     if not isinstance(error, MISTAKES):
         return None

@@ -36,14 +36,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         rank, failure = error.get_first_failure()
         sentence = failure.error_file_data.get('message')
         if not isinstance(sentence, str):
-            sentence = f'process {rank} ended with {failure.exitcode}; its messages stand above.'
+            sentence = f'process {rank} ended with {failure.exitcode}; its messages stand above'
         print(f'error: {sentence}', file=sys.stderr)
         return failure.exitcode if failure.exitcode > 0 else 1
     except DistNetworkError as error:
         if 'EADDRINUSE' not in str(error) and 'address already in use' not in str(error).lower():
             raise
         print(
-            'error: the port for the processes to meet at is in use; choose another (PORT=29501).',
+            'error: the port for the processes to meet at is in use; choose another (PORT=29501)',
             file=sys.stderr,
         )
         return 1

@@ -57,7 +57,7 @@ def check_options(cfg: Config, options: Mapping[str, Any]) -> None:
                 if not (part.isdigit() and int(part) < len(node)):
                     raise UserError(
                         f'--cfg-options {option}: {path} is a list of {len(node)}, so that a '
-                        f'number below {len(node)} must follow, got {part!r}.'
+                        f'number below {len(node)} must follow, got {part!r}'
                     )
                 node = node[int(part)]
             elif isinstance(node, Mapping):
@@ -67,14 +67,15 @@ def check_options(cfg: Config, options: Mapping[str, Any]) -> None:
                 if depth == 0 and part == 'data_root':
                     raise UserError(
                         '--cfg-options data_root has no effect, because the datasets and metrics '
-                        'already hold their own copy; use --data-root DIR.'
+                        'already hold their own copy; use --data-root DIR'
                     )
                 node = node[part]
             elif node is None or depth == 0:
                 break
             else:
                 raise UserError(
-                    f'--cfg-options {option}: {path} is {node!r}, which has no {part!r}.'
+                    f'--cfg-options {option}: {path} is {node!r}, which has no '
+                    f'{part!r}; leave it out'
                 )
 
 
@@ -92,7 +93,7 @@ def _check_new_key(option: str, path: str, key: str, owner: Mapping) -> None:
     known = {*owner, *allowed} - COMPONENT_KEYS
     close = difflib.get_close_matches(key, sorted(known), n=3, cutoff=0.6)
     advice = (
-        f'did you mean {" or ".join(close)}?' if close else f'it has {", ".join(sorted(known))}.'
+        f'did you mean {" or ".join(close)}?' if close else f'it has {", ".join(sorted(known))}'
     )
     raise UserError(f'--cfg-options {option}: {name} has no {key!r}; {advice}')
 

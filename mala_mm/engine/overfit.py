@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parser.parse_args(argv)
     data_root = Path(args.data_root).resolve()
     if not data_root.is_dir():
-        raise UserError(f'There is no data at {data_root}; name the folder with --data-root.')
+        raise UserError(f'There is no data at {data_root}; name the folder with --data-root')
     options = {} if args.lr is None else {'optim_wrapper.optimizer.lr': args.lr}
     if args.iters is not None:
         options['train_cfg.max_iters'] = options['default_hooks.checkpoint.interval'] = args.iters
@@ -126,7 +126,7 @@ def _first(images: list, task: str, data_root: Path) -> list:
     if len(images) < NUM_IMAGES[task]:
         raise UserError(
             f'{data_root} has only {len(images)} suitable training images, {NUM_IMAGES[task]} are '
-            'needed; name a whole data set with --data-root.'
+            'needed; name a whole data set with --data-root'
         )
     return images[: NUM_IMAGES[task]]
 
@@ -148,4 +148,6 @@ def judge(task: str, metrics: dict[str, float]) -> None:
         if not value > bar:
             missed.append(f'{name} is {value:.3f} and not above {bar}')
     if missed:
-        raise UserError(f'The images were not learned: {", ".join(missed)}.')
+        raise UserError(
+            f'The images were not learned, {", ".join(missed)}; look at the log of the run'
+        )

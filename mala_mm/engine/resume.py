@@ -43,8 +43,8 @@ def latest_checkpoint(work_dir: str | os.PathLike) -> str | None:
         print_log(f'Not resuming from {path}: {problem}', 'current', logging.WARNING)
     if first_problem is not None:
         raise UserError(
-            f'{work_dir} has had checkpoints, but training cannot go on from any: {first_problem}. '
-            'Name a checkpoint (--resume FILE), or empty the folder to start anew'
+            f'{work_dir} has had checkpoints, but training cannot go on from any: {first_problem}; '
+            'name a checkpoint (--resume FILE), or empty the folder to start anew'
         )
     return None
 

@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if args.out and segmentation:
         save_label_maps(cfg, args.out)
     elif args.out and not args.out.endswith(('.pkl', '.pickle')):
-        raise UserError(f'--out must end in .pkl, got {args.out}.')
+        raise UserError(f'--out must end in .pkl, got {args.out}')
     arguments.check_data(cfg, 'test')
     if args.tta:
         augment(cfg)
@@ -71,8 +71,8 @@ def draw_predictions(cfg: Config, folder: str) -> None:
     hook = cfg.get('default_hooks', {}).get('visualization')
     if not hook:
         raise UserError(
-            f'--show-dir needs default_hooks.visualization in {cfg.filename}, for example '
-            "dict(type='DetVisualizationHook')."
+            f'--show-dir needs default_hooks.visualization in {cfg.filename}; add one, for example '
+            "dict(type='DetVisualizationHook')"
         )
     folder = os.path.abspath(folder)
     hook.interval = 1
@@ -121,7 +121,7 @@ def augment(cfg: Config) -> None:
         elif scope == 'mmpretrain':
             cfg.tta_model = dict(type='AverageClsScoreTTA')
         else:
-            raise UserError(f'--tta needs tta_model and tta_pipeline in {cfg.filename}.')
+            raise UserError(f'--tta needs tta_model and tta_pipeline in {cfg.filename}; add both')
     if 'tta_pipeline' not in cfg:
         cfg.tta_pipeline = _flip_pipeline(dataset.pipeline)
     cfg.model = ConfigDict(**cfg.tta_model, module=cfg.model)

@@ -62,6 +62,6 @@ def _enable_auto_scale_lr(cfg: Config) -> None:
         raise UserError(
             f'--auto-scale-lr needs auto_scale_lr.base_batch_size in {cfg.filename}; add the total '
             'batch that the learning rate was chosen for, '
-            'for example auto_scale_lr = dict(base_batch_size=16).'
+            'for example auto_scale_lr = dict(base_batch_size=16)'
         )
     cfg.auto_scale_lr.enable = True

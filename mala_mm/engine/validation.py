@@ -254,7 +254,7 @@ def check_values(cfg: Config) -> None:
     for pattern, kind in VALUES:
         for path, value in _matching(nodes, pattern):
             if not kind.accepts(value):
-                raise UserError(f'{path} must be {kind.wanted}, got {shown(value)}.')
+                raise UserError(f'{path} must be {kind.wanted}, got {shown(value)}')
     _check_work_dir(cfg.get('work_dir'))
     init_default_scope(cfg.get('default_scope') or 'mmengine')
     for pattern, name in REGISTRIES:
@@ -304,12 +304,12 @@ def _check_work_dir(work_dir: str | None) -> None:
     if not existing.is_dir():
         raise UserError(
             f'The work dir {work_dir} cannot be made, because {existing} is a file; name another '
-            'folder (--work-dir).'
+            'folder (--work-dir)'
         )
     if not os.access(existing, os.W_OK | os.X_OK):
         raise UserError(
             f'The work dir {work_dir} cannot be written, because {existing} belongs to somebody '
-            'else; name another folder (--work-dir).'
+            'else; name another folder (--work-dir)'
         )
 
 
@@ -325,7 +325,7 @@ def _check_loops(cfg: Config) -> None:
             given = ' and '.join(part for part in parts if part not in absent)
             raise UserError(
                 f'{" and ".join(absent)} must not be None where {given} '
-                f'{"is" if len(absent) == 2 else "are"} given; give all three, or none.'
+                f'{"is" if len(absent) == 2 else "are"} given; give all three, or none'
             )
 
 
@@ -374,4 +374,4 @@ def similar_types(kind: str, registry: Registry) -> str:
         known |= dict.fromkeys(node.module_dict)
         node = node.parent
     close = difflib.get_close_matches(kind.rsplit('.', 1)[-1], known, n=2)
-    return f'did you mean {" or ".join(close)}?' if close else 'correct the type in the config.'
+    return f'did you mean {" or ".join(close)}?' if close else 'correct the type in the config'

@@ -123,7 +123,9 @@ def test_one_of_several_sets_of_weights_is_chosen(dense):
         conversion = convert(checkpoint, 'weights.pth', 'mavit', 'tiny', container=container)
         assert torch.equal(conversion.state_dict['norm3.bias'],
                            dense['extra_norms.3.norm.bias'] + offset)  # fmt: skip
-    with pytest.raises(UserError, match=r"no weights under 'state_dict'; it has \['model', 'model"):
+    with pytest.raises(
+        UserError, match=r"no weights under 'state_dict', its keys are model, model_ema"
+    ):
         convert(checkpoint, 'weights.pth', 'mavit', 'tiny', container='state_dict')
 
 

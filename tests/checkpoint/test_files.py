@@ -146,7 +146,7 @@ def test_a_damaged_file_is_named(checkpoint, damage):
     with pytest.raises(UserError) as error:
         load_checkpoint(checkpoint)
     message = str(error.value)
-    assert message.startswith(f'checkpoint {checkpoint} is damaged, cut short or no checkpoint (')
+    assert message.startswith(f'Checkpoint {checkpoint} is damaged, cut short or no checkpoint (')
     assert message.endswith('; copy or download it again') and '\n' not in message
 
 

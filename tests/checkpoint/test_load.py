@@ -239,7 +239,7 @@ def test_files_that_do_not_fit_are_refused(tmp_path, folder):
         r'first stem.0.weight with \(4, 3, 3, 3\) where',
     ):
         pretrained(folder / 'dense.pth', in_channels=4)
-    with pytest.raises(UserError, match=r"no name in .*dense.pth begins with 'backbone.', they"):
+    with pytest.raises(UserError, match=r"No name in .*dense.pth begins with 'backbone.', they"):
         pretrained(folder / 'dense.pth', prefix='backbone.')
     with pytest.raises(UserError, match='none.pth does not exist'):
         pretrained(tmp_path / 'none.pth')

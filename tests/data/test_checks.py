@@ -59,7 +59,7 @@ def refusal(cfg, scope, **changes):
     with pytest.raises(UserError) as error:
         check_dataset({**cfg, **changes}, scope)
     sentence = str(error.value)
-    assert sentence.endswith('.') and '\n' not in sentence
+    assert not sentence.endswith('.') and '\n' not in sentence
     return sentence
 
 

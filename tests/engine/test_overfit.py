@@ -78,7 +78,7 @@ def test_ade_scenes_with_the_fewest_classes_are_chosen(tmp_path):
 def test_a_figure_at_its_bar_does_not_pass(capsys):
     overfit.judge('seg', dict(aAcc=96.0, mIoU=60.5))
     assert 'pixel accuracy in %: 96.000 (to pass: more than 95)' in capsys.readouterr().out
-    with pytest.raises(UserError, match=r'mIoU .* is 60.000 and not above 60\.$'):
+    with pytest.raises(UserError, match=r'mIoU .* is 60.000 and not above 60; look'):
         overfit.judge('seg', dict(aAcc=96.0, mIoU=60.0))
 
 

@@ -80,7 +80,7 @@ def test_an_error_is_told_once(workplace, free_port):
         PORT=str(free_port),
     )
     assert done.returncode == 1
-    sentence = 'error: train_dataloader.batch_size must be a positive integer, got 0.'
+    sentence = 'error: train_dataloader.batch_size must be a positive integer, got 0'
     assert done.stderr.strip() == sentence
     assert not (workplace.folder / 'once').exists()
 
@@ -94,5 +94,5 @@ def test_port_in_use(workplace):
         done = workplace.run('bash', script, 'det.py', 2, PORT=port)
     assert done.returncode == 1
     assert done.stderr.strip() == (
-        'error: the port for the processes to meet at is in use; choose another (PORT=29501).'
+        'error: the port for the processes to meet at is in use; choose another (PORT=29501)'
     )

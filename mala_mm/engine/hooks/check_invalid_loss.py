@@ -114,7 +114,7 @@ class CheckInvalidLossHook(Hook):
             f'first in {module or "the loss itself"}, images: {", ".join(paths) or "unknown"}; '
             'look at these images and their annotations, then lower the learning rate, '
             'clip gradients (optim_wrapper.clip_grad) or turn mixed precision off, '
-            'and resume from an earlier checkpoint.'
+            'and resume from an earlier checkpoint'
         )
 
 

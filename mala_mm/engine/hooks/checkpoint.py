@@ -205,9 +205,9 @@ def _check_finite(runner: Runner) -> None:
     if found:
         raise InvalidLossError(
             f'The weights are not finite at iteration {runner.iter + 1}, the first in {found[0]} '
-            f'({len(found)} tensors); nothing was saved. Lower the learning rate, clip gradients '
+            f'({len(found)} tensors); nothing was saved; lower the learning rate, clip gradients '
             '(optim_wrapper.clip_grad) or turn mixed precision off, and continue with --resume '
-            'from the last checkpoint.'
+            'from the last checkpoint'
         )
 
 
