@@ -196,7 +196,15 @@ class AttentionPyramid(BaseModule):
         Returns:
             tuple[Tensor, ...]: For each stage i of ``out_indices`` a map of shape
             (B, embed_dims[i], ceil(H / 2^(i+2)), ceil(W / 2^(i+2))), contiguous.
+
+        Raises:
+            RuntimeError: In the exporter of ``torch.onnx`` that traces (``dynamo=False``).
         """
+        if torch.onnx.is_in_onnx_export() and not torch.compiler.is_exporting():
+            raise RuntimeError(
+                'the exporter of torch.onnx that traces is wrong at other sizes of image, in '
+                'silence: use torch.onnx.export(..., dynamo=True) or tools/export.py'
+            )
         if self._deploy_first and not self._deployed:
             self.deploy()
         # Token-major memory: LayerNorm, 1x1 convolutions and attention then need no copies.

@@ -84,7 +84,9 @@ def device_backend(x: Tensor) -> str | None:
 
 def can_fuse(x: Tensor) -> bool:
     """Whether fused operators may stand in for plain PyTorch: not in float64, nor in exports."""
-    exporting = torch.compiler.is_exporting() or torch.onnx.is_in_onnx_export()
+    exporting = (
+        torch.compiler.is_exporting() or torch.onnx.is_in_onnx_export() or torch.jit.is_tracing()
+    )
     return x.dtype != torch.float64 and not exporting and not _transformed()
 
 
