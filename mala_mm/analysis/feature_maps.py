@@ -203,7 +203,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     stages = args.stage or range(1, len(modules) + 1)
     for stage in stages:
         if not 1 <= stage <= len(modules):
-            raise UserError(f'the model has stages 1 to {len(modules)}, got {stage}')
+            raise UserError(f'stage must be one of 1 to {len(modules)}, got {stage}')
     maps = feature_maps(model, picture)
     size = picture.shape[1::-1]
     rows = [[Panel(picture, 'picture')], [Panel(picture, 'picture')]]

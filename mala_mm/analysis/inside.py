@@ -99,7 +99,9 @@ class AttentionLayer:
             UserError: If there is no such head.
         """
         if head is not None and not 1 <= head <= self.num_heads:
-            raise UserError(f'stage {self.stage} has heads 1 to {self.num_heads}, got head {head}')
+            raise UserError(
+                f'head must be one of 1 to {self.num_heads} in stage {self.stage}, got {head}'
+            )
 
 
 @dataclass(frozen=True)
@@ -130,16 +132,17 @@ class Recording:
         """
         stages = sorted({layer.stage for layer in self.layers})
         if stage is not None and stage not in stages:
-            raise UserError(f'the model has attention in stages {_listed(stages)}, got {stage}')
+            raise UserError(f'stage must be one of {_listed(stages)}, got {stage}')
         found = [layer for layer in self.layers if stage in (None, layer.stage)]
         if block is None:
             return found
         last = {s: max(x.block for x in self.layers if x.stage == s) for s in stages}
         chosen = [x for x in found if x.block == (last[x.stage] if block == -1 else block)]
         if not chosen:
-            where = f'stage {stage} has' if stage is not None else 'the stages have'
+            where = f'in stage {stage}' if stage is not None else 'in these stages'
+            count = max(x.block for x in found)
             raise UserError(
-                f'{where} blocks 1 to {max(x.block for x in found)} (-1 is the last), got {block}'
+                f'block must be one of 1 to {count} {where}, or -1 for the last, got {block}'
             )
         return chosen
 

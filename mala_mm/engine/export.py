@@ -72,15 +72,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parser.parse_args(argv)
     form = choose_form(args.out, args.to)
     if args.size is not None and min(args.size) < SMALLEST:
-        raise UserError(f'--size must be {SMALLEST} x {SMALLEST} at least, got {args.size}.')
+        raise UserError(f'--size must be {SMALLEST} x {SMALLEST} at least, got {args.size}')
     enforce_safe_loading()
     cfg = load_config(args.config, args.cfg_options)
     arguments.check_checkpoint(args.checkpoint)
     module = Exportable(build(cfg, args.checkpoint), cfg.get('default_scope'), args.part)
     if args.dynamic and not module.dynamic:
         raise UserError(
-            'Segmentors have no dynamic export, their heads resize to sizes that exporters take '
-            'for constants; give --size H W, or --part backbone.'
+            '--dynamic is not for segmentors, whose heads resize to sizes that exporters take for '
+            'constants; give --size H W, or --part backbone'
         )
     size = tuple(args.size) if args.size else None
     program = export(module, size)
@@ -109,9 +109,9 @@ def choose_form(out: str, to: str | None) -> str:
     found = {suffix: form for form, suffix in SUFFIXES.items()}.get(Path(out).suffix)
     if found is None or (to is not None and to != found):
         wanted = SUFFIXES.get(to, ' or '.join(SUFFIXES.values()))
-        raise UserError(f'--out must end in {wanted}, got {out}.')
+        raise UserError(f'--out must end in {wanted}, got {out}')
     if not Path(out).absolute().parent.is_dir():
-        raise UserError(f'The folder of --out {out} does not exist; make it first.')
+        raise UserError(f'the folder of --out {out} does not exist; make it first')
     if found == 'onnx':
         check_packages()
     return found
@@ -127,7 +127,7 @@ def check_packages() -> None:
 
     missing = [name for name in PACKAGES if find_spec(name) is None]
     if missing:
-        raise UserError(f"ONNX needs {', '.join(missing)}; run pip install 'mala_mm[export]'.")
+        raise UserError(f"ONNX needs {', '.join(missing)}; run pip install 'mala_mm[export]'")
 
 
 def build(cfg: Config, checkpoint: str) -> nn.Module:
@@ -169,12 +169,13 @@ class Exportable(nn.Module):
         self.model, self.scope, self.part = model, scope, part
         if part == 'neck' and (scope != 'mmdet' or not model.with_neck):
             raise UserError(
-                f'--part neck is for detectors with a neck; got a {type(model).__name__}.'
+                f'--part neck is for detectors with a neck, not for a {type(model).__name__}; give '
+                '--part model or --part backbone'
             )
         if part == 'model' and scope == 'mmdet' and model.with_roi_head:
             raise UserError(
-                f'A {type(model).__name__} gathers regions within the model and cannot be exported '
-                'whole; give --part neck or --part backbone.'
+                f'a {type(model).__name__} gathers regions within the model and cannot be exported '
+                'whole; give --part neck or --part backbone'
             )
         self.dynamic = part != 'model' or scope != 'mmseg'
         self.step = 32 if scope == 'mmdet' and part != 'backbone' else 1
@@ -259,8 +260,8 @@ def write(
         worst = max(worst, *(float((a - b).abs().max() / a.abs().max()) for a, b in pairs))
     if not worst <= TOLERANCE:
         raise UserError(
-            f'What was exported differs from the model by {worst:.1e}, more than {TOLERANCE:.0e}; '
-            'nothing was written.'
+            f'what was exported must equal the model to {TOLERANCE:.0e} of the largest value, it '
+            f'differs by {worst:.1e} and was not written'
         )
     return worst
 

@@ -45,9 +45,12 @@ def test_the_command_draws_mechanisms_side_by_side(command, folder):
 @pytest.mark.parametrize(
     ('args', 'sentence'),
     [
-        (('--stage', '0'), 'attention in stages 1, 2, 3, 4, got 0'),
-        (('--stage', '2', '--block', '2'), 'stage 2 has blocks 1 to 1 (-1 is the last), got 2'),
-        (('--head', '2'), 'stage 1 has heads 1 to 1, got head 2'),
+        (('--stage', '0'), 'stage must be one of 1, 2, 3, 4, got 0'),
+        (
+            ('--stage', '2', '--block', '2'),
+            'block must be one of 1 to 1 in stage 2, or -1 for the last, got 2',
+        ),
+        (('--head', '2'), 'head must be one of 1 to 1 in stage 1, got 2'),
         (('--point', '90', '3'), 'x from 0 to 89 and y from 0 to 59, got (90, 3)'),
         (('--operators', 'hydra'), "operator 'hydra' has no scores"),
         (('--operators', 'nope'), "got 'nope'"),

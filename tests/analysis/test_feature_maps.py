@@ -59,4 +59,4 @@ def test_the_command_draws(command, folder):
 
 def test_unknown_stages_are_refused(command):
     code, _, error = command('feature_maps', 'photo.png', 'tiny.py', '--stage', '5')
-    assert code == 1 and 'the model has stages 1 to 4, got 5' in error
+    assert code == 1 and 'stage must be one of 1 to 4, got 5' in error

@@ -55,11 +55,11 @@ def test_a_point_is_the_token_under_it(seen):
 
 
 def test_places_that_are_not_there_are_refused(seen):
-    with pytest.raises(UserError, match='attention in stages 1, 2, 3, 4, got 5'):
+    with pytest.raises(UserError, match='stage must be one of 1, 2, 3, 4, got 5'):
         seen.choose(5)
-    with pytest.raises(UserError, match=r'stage 1 has blocks 1 to 2 .*, got 3'):
+    with pytest.raises(UserError, match=r'block must be one of 1 to 2 in stage 1, .*, got 3'):
         seen.choose(1, 3)
-    with pytest.raises(UserError, match='stage 4 has heads 1 to 4, got head 0'):
+    with pytest.raises(UserError, match='head must be one of 1 to 4 in stage 4, got 0'):
         seen.choose(4)[0].check_head(0)
     assert [layer.block for layer in seen.choose(block=-1)] == [2, 1, 1, 1]
 
@@ -69,8 +69,8 @@ def test_pictures_are_scaled_with_their_point(folder, tmp_path):
     assert picture.shape == (96, 128, 3) and point == (127, 0)
     _, middle = read_picture(folder / 'photo.png', None)
     assert middle == (48, 32)
-    assert find_pictures([folder]) == [folder / 'photo.png']
     (tmp_path / 'broken.png').write_bytes(b'no picture')
+    assert find_pictures([tmp_path]) == [tmp_path / 'broken.png']
     for path, sentence in (
         (tmp_path / 'broken.png', 'cannot be read as a picture'),
         (tmp_path / 'nope.png', 'cannot be read as a picture'),

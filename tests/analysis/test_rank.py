@@ -61,8 +61,8 @@ def test_the_command_writes_table_plot_and_numbers(command, folder):
     ('args', 'sentence'),
     [
         (('--operators', 'nope'), "the operator must be one of ('"),
-        (('--stage', '7'), 'attention in stages 1, 2, 3, 4, got 7'),
-        (('--block', '3'), 'blocks 1 to 2 (-1 is the last), got 3'),
+        (('--stage', '7'), 'stage must be one of 1, 2, 3, 4, got 7'),
+        (('--block', '3'), 'block must be one of 1 to 2'),
         (('--out', 'rank.jpg'), '--out must end in .png, got rank.jpg'),
         (('--pictures', 'nope'), 'picture nope does not exist'),
     ],

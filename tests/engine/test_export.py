@@ -116,7 +116,7 @@ def test_what_differs_is_not_written(recipe, tmp_path, monkeypatch):
         return program
 
     monkeypatch.setattr(export, 'export', then_change)
-    with pytest.raises(UserError, match='differs from the model by'):
+    with pytest.raises(UserError, match='must equal the model to'):
         export.main(recipe(CLASSIFIER, '--size', '64', '64', '--out', str(out)))
     assert list(tmp_path.glob('model*')) == []
 
