@@ -401,7 +401,7 @@ def test_images_in_groups_make_no_difference(monkeypatch):
     x = torch.randn(5, 3, 64, 96)
     with torch.no_grad():
         expected = model(x)
-        monkeypatch.setattr('mala_mm.models.backbones.pyramid.GROUP_ELEMENTS', 1)
+        monkeypatch.setattr('mala_mm.models.layers.inference.BAND_ELEMENTS', 1)
         outputs = model(x)
     for a, b in zip(outputs, expected):
         # float32 through some forty layers, summed in another order

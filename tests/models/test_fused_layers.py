@@ -58,7 +58,7 @@ def test_bands_of_rows_make_no_difference(rows, monkeypatch):
     ffn = ConvFFN(8, 20)
     x = torch.randn(2, 8, 17, 5)
     expected = ffn(x).detach()  # with gradients the map is taken whole
-    monkeypatch.setattr('mala_mm.models.layers.ffn.BAND_ELEMENTS', rows * 20 * 5)
+    monkeypatch.setattr('mala_mm.models.layers.inference.BAND_ELEMENTS', rows * 20 * 5)
     with torch.no_grad():
         assert close(ffn(x), expected)
 

@@ -16,7 +16,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from mala_mm.registry import WEIGHT_INITIALIZERS
 
-from ..layers import Block, ConvStem, LayerNorm2d
+from ..layers import Block, ConvStem, LayerNorm2d, inference
 from .archs import ARCHS
 from .arguments import (
     check_norm_cfg,
@@ -29,20 +29,22 @@ from .arguments import (
     require,
 )
 
-# Elements of the largest map of a block, the packed projection: at inference on the CPU images are
-# taken through a stage so many at a time that it stays in the cache, and below the 32 MiB from
-# which on the C library asks the system for fresh pages at every allocation.
-GROUP_ELEMENTS = 1 << 22
-
 
 def _in_groups(stage: nn.Module, x: Tensor) -> Tensor:
+    """Take so many images through a stage that a block's maps stay in the cache, at inference."""
     batch, channels, height, width = x.shape
     if x.device.type != 'cpu' or torch.is_grad_enabled() or torch.compiler.is_compiling():
         return stage(x)
-    images = max(1, GROUP_ELEMENTS // (4 * channels * height * width))
+    images = max(1, inference.BAND_ELEMENTS // (4 * channels * height * width))
     if images >= batch:
         return stage(x)
     return torch.cat([stage(part) for part in x.split(images)])
+
+
+def _downsample(layers: Sequential, x: Tensor) -> Tensor:
+    if inference.can_convolve_all(layers, x):
+        return inference.convolve_all(layers, x)
+    return layers(x)
 
 
 class AttentionPyramid(BaseModule):
@@ -213,7 +215,7 @@ class AttentionPyramid(BaseModule):
         outs = []
         for i, stage in enumerate(self.stages):
             if i > 0:
-                x = self.downsamples[i - 1](x)
+                x = _downsample(self.downsamples[i - 1], x)
             x = _in_groups(stage, x)
             if i in self.out_indices:
                 norm = getattr(self, f'norm{i}', None)

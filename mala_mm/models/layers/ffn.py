@@ -13,11 +13,8 @@ from mala_mm.ops.fused.depthwise import (
     gelu_depthwise_linear,
 )
 
-from .pointwise import PointwiseConv2d, compute_dtype, fusible
-
-# Elements of the hidden map at inference: it stays in the third-level cache, and below the 32 MiB
-# from which on the C library asks the system for fresh pages at every allocation.
-BAND_ELEMENTS = 1 << 22
+from .inference import add_pointwise, bands, compute_dtype, takes_short_cuts
+from .pointwise import PointwiseConv2d, fusible
 
 
 class ConvFFN(BaseModule):
@@ -48,23 +45,32 @@ class ConvFFN(BaseModule):
             x = self.fc1(x)
             weight, bias = self.fc2.scaled(scale)
             return gelu_depthwise_linear(x, self.dwconv.weight, self.dwconv.bias, weight, bias)
-        return self._in_bands(x, scale)
+        return self._in_bands(x, scale, None)
 
-    def _in_bands(self, x: Tensor, scale: Tensor | None) -> Tensor:
+    def add_to(self, residual: Tensor, x: Tensor, scale: Tensor | None = None) -> Tensor:
+        """Map ``x`` and add it to ``residual``, in whose memory the sum may come back."""
+        if not (
+            takes_short_cuts(x, self)
+            and fusible(self.fc1, self.dwconv, self.fc2)
+            and can_fuse_depthwise(x)
+        ):
+            return residual + self(x, scale)
+        return self._in_bands(x, scale, residual)
+
+    def _in_bands(self, x: Tensor, scale: Tensor | None, residual: Tensor | None) -> Tensor:
         """Compute the same by bands of rows, so that the hidden map stays in the cache."""
         height, width = x.shape[2:]
-        elements = height * width * self.fc1.out_channels  # of one image
-        images = max(1, BAND_ELEMENTS // elements)
-        bands = -(-elements // BAND_ELEMENTS)
-        rows = max(8, -(-height // bands))  # of one size: memory is used again
         weight, bias = self.fc2.scaled(scale)
-        out = torch.empty_like(x, dtype=compute_dtype(x), memory_format=torch.channels_last)
-        for part, result in zip(x.split(images), out.split(images)):
-            for first in range(0, height, rows):
-                last = min(first + rows, height)
-                top, bottom = max(first - 1, 0), min(last + 1, height)  # the convolution's edge
-                hidden = self.fc1(part[:, :, top:bottom])
-                hidden = depthwise_residual(hidden, self.dwconv.weight, self.dwconv.bias, gelu=True)
-                hidden = hidden[:, :, first - top : last - top]
-                result[:, :, first:last] = F.conv2d(hidden, weight, bias)
+        out = residual
+        if out is None:
+            out = torch.empty_like(x, dtype=compute_dtype(x), memory_format=torch.channels_last)
+        elements = height * width * self.fc1.out_channels
+        for images, rows, with_halo, inside in bands(len(x), height, elements, halo=1):
+            hidden = self.fc1(x[images, :, with_halo])
+            hidden = depthwise_residual(hidden, self.dwconv.weight, self.dwconv.bias, gelu=True)
+            hidden, result = hidden[:, :, inside], out[images, :, rows]
+            if residual is None:
+                result.copy_(F.conv2d(hidden, weight, bias))
+            else:
+                add_pointwise(result, hidden, weight, bias)
         return out

@@ -7,7 +7,9 @@ from torch import Tensor, nn
 
 from mala_mm.ops import build_operator, get_operator
 from mala_mm.ops.fused.depthwise import can_fuse_depthwise, depthwise
+from mala_mm.ops.fused.dispatch import FusedOperator
 
+from .inference import convolve, takes_short_cuts
 from .pointwise import PointwiseConv2d, fusible
 
 
@@ -53,7 +55,23 @@ class AttentionMixer(BaseModule):
 
     def forward(self, x: Tensor, scale: Tensor | None = None) -> Tensor:
         """Map (B, C, H, W) to (B, C, H, W), each output channel times ``scale`` (C, ) if given."""
-        return self.proj(self.operator.gated(self.qkvo(x), self._local_position, x), scale)
+        return self.proj(self._attend(x), scale)
+
+    def add_to(self, residual: Tensor, x: Tensor, scale: Tensor | None = None) -> Tensor:
+        """Map ``x`` and add it to ``residual``, in whose memory the sum may come back."""
+        if not fusible(self.proj):
+            return residual + self(x, scale)
+        return self.proj.add_to(residual, self._attend(x), scale)
+
+    def _attend(self, x: Tensor) -> Tensor:
+        apart = isinstance(self.operator, FusedOperator) and self.operator.fused
+        apart = apart and fusible(self.qkvo, self.lepe) and takes_short_cuts(x, self.operator)
+        if not apart:
+            return self.operator.gated(self.qkvo(x), self._local_position, x)
+        # Four maps rather than one: the local position wants the values dense.
+        weights = zip(self.qkvo.weight.chunk(4), self.qkvo.bias.chunk(4))
+        q, k, v, o = (convolve(x, weight, bias) for weight, bias in weights)
+        return self.operator.gated_apart(q, k, v, o, self.lepe(v))
 
     def _local_position(self, v: Tensor) -> Tensor:
         if fusible(self.lepe) and can_fuse_depthwise(v, taps=5, residual=False):

@@ -6,6 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .inference import add_pointwise, compute_dtype, takes_short_cuts
+
 
 class PointwiseConv2d(nn.Conv2d):
     """A 1x1 convolution that takes the scale of what follows into its weights.
@@ -31,20 +33,19 @@ class PointwiseConv2d(nn.Conv2d):
             return F.conv2d(x, weight, bias)
         return F.linear(x.permute(0, 2, 3, 1), weight.flatten(1), bias).permute(0, 3, 1, 2)
 
+    def add_to(self, residual: Tensor, x: Tensor, scale: Tensor | None = None) -> Tensor:
+        """Map ``x`` and add it to ``residual``, in whose memory the sum may come back."""
+        if not takes_short_cuts(x, self):
+            return residual + self(x, scale)
+        add_pointwise(residual, x, *self.scaled(scale))
+        return residual
+
     def scaled(self, scale: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         """Weight and bias times ``scale`` (D, )."""
         if scale is None:
             return self.weight, self.bias
         bias = None if self.bias is None else self.bias * scale
         return self.weight * scale[:, None, None, None], bias
-
-
-def compute_dtype(x: Tensor) -> torch.dtype:
-    """Return the type in which a convolution of ``x`` is computed."""
-    kind = x.device.type
-    if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
-        return torch.get_autocast_dtype(kind)
-    return x.dtype
 
 
 def fusible(*modules: nn.Conv2d) -> bool:

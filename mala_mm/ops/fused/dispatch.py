@@ -210,7 +210,7 @@ def gated_attention(
     if qkvo.dim() != 4 or qkvo.shape[1] % 4:
         raise ValueError(f'qkvo must have shape (B, 4C, H, W), got {tuple(qkvo.shape)}')
     if callable(lepe):
-        qkvo, v = _share_values(qkvo)
+        qkvo, v = share_values(qkvo)
         lepe = lepe(v)
     if not isinstance(lepe, Tensor):
         raise TypeError(
@@ -245,7 +245,8 @@ def gated_attention(
     return library.gated_attention(qkvo, lepe, num_heads, *problem.spec, backend)
 
 
-def _share_values(qkvo: Tensor) -> tuple[Tensor, Tensor]:
+def share_values(qkvo: Tensor) -> tuple[Tensor, Tensor]:
+    """``qkvo`` and its v, whose gradient is added to the packed one where it lies."""
     # A compiler fuses the slices itself, function transforms want pure functions, and a trace
     # operators that it can save.
     if torch.compiler.is_compiling() or torch.jit.is_tracing() or _transformed():
@@ -271,6 +272,7 @@ class FusedOperator(Operator):
 
     takes_extra_tokens = True
     phi = staticmethod(feature_map)
+    fused = True  # not where options leave the family
 
     def __init__(
         self,
@@ -358,3 +360,13 @@ class FusedOperator(Operator):
     ) -> Tensor:
         """Attend between two 1x1 convolutions; see :func:`gated_attention`."""
         return gated_attention(qkvo, lepe, self.num_heads, kind=self.name, **self._options)
+
+    def gated_apart(self, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lepe: Tensor) -> Tensor:
+        """:meth:`gated` at inference, of maps (B, C, H, W) that lie apart."""
+        head_dim, size = q.shape[1] // self.num_heads, tuple(q.shape[2:])
+        problem = _problem(
+            *(self.name, head_dim, size, self.scale, self.eps, self.rotary, self.form)
+        )
+        if choose_backend(self.backend, split_heads(q, self.num_heads), problem) != 'cpu':
+            return self.gated(torch.cat((q, k, v, o), 1), lepe)
+        return library.gated_apart((q, k, v, o), lepe, self.num_heads, *problem.spec, 'cpu')

@@ -159,9 +159,10 @@ def backend_module(name: str) -> ModuleType:
     return importlib.import_module(f'{__package__}.{name}')
 
 
-def views(packed: Tensor, local: Tensor, num_heads: int) -> tuple[Tensor, ...]:
-    """``q, k, v, o`` and ``lepe`` (B, heads, N, d) of a packed map and its local position."""
-    return tuple(split_heads(x, num_heads) for x in (*packed.chunk(4, 1), local))
+def views(packed: Tensor | tuple[Tensor, ...], local: Tensor, num_heads: int) -> tuple[Tensor, ...]:
+    """``q, k, v, o`` and ``lepe`` (B, heads, N, d) of a packed map, or of its parts, and lepe."""
+    parts = packed if isinstance(packed, tuple) else packed.chunk(4, 1)
+    return tuple(split_heads(x, num_heads) for x in (*parts, local))
 
 
 def empty_tokens(x: Tensor) -> Tensor:
@@ -347,7 +348,7 @@ class FusedAttention(torch.autograd.Function):
 
 def attention(q: Tensor, k: Tensor, v: Tensor, *spec) -> Tensor:
     """Compute ``mala_mm::attention`` less its states, by the shortest way that will do."""
-    if not _is_plain_call(q, k, v):
+    if not is_plain_call(q, k, v):
         return torch.ops.mala_mm.attention(q, k, v, *spec)[0]
     if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
         return FusedAttention.apply(spec, q, k, v)
@@ -356,14 +357,20 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *spec) -> Tensor:
 
 def gated_attention(qkvo: Tensor, lepe: Tensor, *spec) -> Tensor:
     """Compute ``mala_mm::gated_attention`` less its states, likewise."""
-    if not _is_plain_call(qkvo, lepe):
+    if not is_plain_call(qkvo, lepe):
         return torch.ops.mala_mm.gated_attention(qkvo, lepe, *spec)[0]
     if torch.is_grad_enabled() and (qkvo.requires_grad or lepe.requires_grad):
         return FusedAttention.apply(spec, qkvo, lepe)
     return _gated_attention(qkvo, lepe, *spec)[0]
 
 
-def _is_plain_call(*tensors: Tensor) -> bool:
+def gated_apart(parts: tuple[Tensor, ...], lepe: Tensor, heads: int, *spec) -> Tensor:
+    """``gated_attention`` of q, k, v and o that lie apart, without gradients, on the CPU."""
+    outputs = _allocate_gated(parts[0], lepe, heads, *spec)
+    return _forward((parts, lepe), outputs, *lepe.shape[2:], *spec)[0]
+
+
+def is_plain_call(*tensors: Tensor) -> bool:
     """Whether nobody watches who has to see an op: compiler, exporter, tracer, mode, transform."""
     return not (
         torch.compiler.is_compiling()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -17,6 +17,7 @@ from ..registry import (
     check_rows,
     in_float32,
     register_operator,
+    split_heads,
 )
 from ..rotary import rotate
 
@@ -105,6 +106,17 @@ class Softmax(Operator):
         q = F.normalize(q, dim=-1) if self.unit_query else q
         size = (1, q.shape[2]) if self.num_extra_tokens else size
         return softmax_attention(q, k, v, size=size, scale=self.scale, rotary=self.rotary)
+
+    def gated(
+        self, qkvo: Tensor, lepe: Tensor | Callable[[Tensor], Tensor], x: Tensor | None = None
+    ) -> Tensor:
+        """Attend between two 1x1 convolutions; see :meth:`Operator.gated`."""
+        q = split_heads(qkvo.detach()[:, : qkvo.shape[1] // 4], self.num_heads)  # to look at
+        if self.unit_query or not fused.can_fuse_softmax(q):
+            return super().gated(qkvo, lepe, x)
+        self.check_heads(q)
+        scale = self.head_dim**-0.5 if self.scale is None else self.scale
+        return fused.gated_softmax_attention(qkvo, lepe, self.num_heads, float(scale), self.rotary)
 
     def scores(
         self,

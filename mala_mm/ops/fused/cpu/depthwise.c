@@ -4,15 +4,16 @@
  * Maps are dense (image, row, column, channel). A unit of work is a strip of TILE columns and BLOCK
  * channels of one image, walked over from the first row to the last: three rows of h lie in the
  * first-level cache, so that every element is read from memory and passed through the GELU once
- * (twice at the edges of strips). Strips do not depend on the number of threads, hence neither do
- * the results. Loops over BLOCK are turned into vector code by the compiler.
+ * (twice at the edges of strips). A strip's pieces of memory are too short for the processor to
+ * foresee: each row is asked for while the one before is computed. Strips do not depend on the number of threads, hence neither do
+ * the results. Loops over channels are turned into vector code by the compiler.
  */
 #include <string.h>
 #include <math.h>
 
 #include "element.h"
 
-enum { TILE = 32, BLOCK = 64, TAPS = 9, SUMS = TAPS + 1 };
+enum { TILE = 30, BLOCK = 64, TAPS = 9, SUMS = TAPS + 1 };
 
 typedef float strip[TILE + 2][BLOCK] __attribute__((aligned(64))); /* a column more on each side */
 typedef float channels[BLOCK] __attribute__((aligned(64)));
@@ -32,10 +33,11 @@ typedef struct {
     int gelu;
 } problem;
 
-/* What a unit works on: image, first column and channel, number of columns and channels. */
+/* What a unit works on: image, first column and channel, number of columns and channels, the latter
+ * also rounded up to whole vectors. */
 typedef struct {
     int64_t image, strip, column, channel;
-    int columns, channels;
+    int columns, channels, lanes;
 } unit;
 
 static int64_t strips(const problem *p) { return (p->width + TILE - 1) / TILE; }
@@ -50,6 +52,7 @@ static unit unit_of(const problem *p, int64_t index) {
     u.strip = index;
     u.columns = u.column + TILE < p->width ? TILE : p->width - u.column;
     u.channels = u.channel + BLOCK < p->channels ? BLOCK : p->channels - u.channel;
+    u.lanes = (u.channels + LANES - 1) / LANES * LANES;
     return u;
 }
 
@@ -92,6 +95,11 @@ static inline float gelu(float x, float *slope) {
     return x * part;
 }
 
+/* Where row + 1 lies, to be asked for; after the last row anything that is there. */
+static const element *next(const element *x, const problem *p, const unit *u, int64_t row) {
+    return x + offset(p, u, row + 1 < p->height ? row + 1 : 0, u->column);
+}
+
 /* A row of the strip with the columns beside it; zeros outside of the map and of the channels. */
 static void load(strip out, const element *x, const problem *p, const unit *u, int64_t row) {
     for (int i = 0; i < u->columns + 2; i++) {
@@ -101,9 +109,9 @@ static void load(strip out, const element *x, const problem *p, const unit *u, i
             continue;
         }
         const element *data = x + offset(p, u, row, column);
-        if (u->channels == BLOCK)
+        if (u->channels == u->lanes)
 #pragma omp simd
-            for (int j = 0; j < BLOCK; j++) out[i][j] = widen(data[j]);
+            for (int j = 0; j < u->lanes; j++) out[i][j] = widen(data[j]);
         else {
             memset(out[i], 0, sizeof out[i]);
             for (int j = 0; j < u->channels; j++) out[i][j] = widen(data[j]);
@@ -114,7 +122,7 @@ static void load(strip out, const element *x, const problem *p, const unit *u, i
 static void activate(strip h, strip slope, const unit *u) {
     for (int i = 0; i < u->columns + 2; i++)
 #pragma omp simd
-        for (int j = 0; j < BLOCK; j++) {
+        for (int j = 0; j < u->lanes; j++) {
             float s;
             h[i][j] = gelu(h[i][j], &s);
             if (slope) slope[i][j] = s;
@@ -124,9 +132,9 @@ static void activate(strip h, strip slope, const unit *u) {
 static void store(element *x, const problem *p, const unit *u, int64_t row, strip in) {
     for (int i = 0; i < u->columns; i++) {
         element *data = x + offset(p, u, row, u->column + i);
-        if (u->channels == BLOCK)
+        if (u->channels == u->lanes)
 #pragma omp simd
-            for (int j = 0; j < BLOCK; j++) data[j] = narrow(in[i][j]);
+            for (int j = 0; j < u->lanes; j++) data[j] = narrow(in[i][j]);
         else
             for (int j = 0; j < u->channels; j++) data[j] = narrow(in[i][j]);
     }
@@ -139,11 +147,12 @@ static void load_channels(channels out, const float *x, const unit *u) {
 
 /* out = start + middle row + the nine taps, in the order of the rows above, here, below. */
 static void convolve(strip out, strip above, strip here, strip below, const channels *weight,
-                     const channels start, const unit *u) {
-    for (int j = 0; j < BLOCK; j += LANES) {
+                     const channels start, const unit *u, const element *ahead, int64_t step) {
+    for (int j = 0; j < u->lanes; j += LANES) {
         vector w[TAPS], s = AT(start, j);
         for (int k = 0; k < TAPS; k++) w[k] = AT(weight[k], j);
         for (int i = 0; i < u->columns; i++) {
+            __builtin_prefetch(ahead + i * step + j);
             vector sum = s + w[0] * AT(above[i], j);
             sum += w[1] * AT(above[i + 1], j);
             sum += w[2] * AT(above[i + 2], j);
@@ -174,7 +183,8 @@ void forward(const problem *p, const element *x, const float *weight, const floa
             load(newest, x, p, &u, row);
             if (p->gelu && row >= 0 && row < p->height) activate(newest, NULL, &u);
             if (row < 1) continue;
-            convolve(result, h[(row + 1) % 3], h[(row + 2) % 3], newest, w, b, &u);
+            convolve(result, h[(row + 1) % 3], h[(row + 2) % 3], newest, w, b, &u,
+                     next(x, p, &u, row), p->channels);
             store(out, p, &u, row - 1, result);
         }
     }
@@ -182,10 +192,11 @@ void forward(const problem *p, const element *x, const float *weight, const floa
 
 /* Adds to sums what one row of the gradient contributes to those of weight and bias. */
 static void add_sums(channels *sums, strip grad, strip above, strip here, strip below,
-                     const unit *u) {
-    for (int j = 0; j < BLOCK; j += LANES) {
+                     const unit *u, const element *ahead, int64_t step) {
+    for (int j = 0; j < u->lanes; j += LANES) {
         vector sum[SUMS] = {0};
         for (int i = 0; i < u->columns; i++) {
+            __builtin_prefetch(ahead + i * step + j);
             vector g = AT(grad[i + 1], j);
             sum[0] += g * AT(above[i], j);
             sum[1] += g * AT(above[i + 1], j);
@@ -220,11 +231,13 @@ void backward(const problem *p, const element *grad, const element *x, const flo
             load(g[newest], grad, p, &u, row);
             if (p->gelu && row >= 0 && row < p->height) activate(h[newest], slope[newest], &u);
             if (row < 1) continue;
-            convolve(result, g[above], g[here], g[newest], w, none, &u);
-            add_sums(total, g[here], h[above], h[here], h[newest], &u);
+            convolve(result, g[above], g[here], g[newest], w, none, &u, next(grad, p, &u, row),
+                     p->channels);
+            add_sums(total, g[here], h[above], h[here], h[newest], &u, next(x, p, &u, row),
+                     p->channels);
             if (p->gelu)
                 for (int i = 0; i < u.columns; i++)
-                    for (int j = 0; j < BLOCK; j += LANES)
+                    for (int j = 0; j < u.lanes; j += LANES)
                         AT(result[i], j) *= AT(slope[here][i + 1], j);
             store(dx, p, &u, row - 1, result);
         }

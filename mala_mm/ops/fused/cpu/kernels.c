@@ -61,12 +61,11 @@ static void load_features(block out, const map *x, const piece *c, int64_t token
 
 /* out = in m for a block, and m += x^T y for two. */
 static void apply(block out, block in, const float (*m)[WIDTH], int n) {
-    memset(out, 0, sizeof(block));
     multiply(out, n, in[0], WIDTH, 1, m, WIDTH);
 }
 
 static void accumulate(float (*m)[WIDTH], block x, block y, int n) {
-    multiply(m, WIDTH, x[0], 1, WIDTH, y, n);
+    multiply_add(m, WIDTH, x[0], 1, WIDTH, y, n);
 }
 
 static void transpose(matrix out, const float (*in)[WIDTH]) {

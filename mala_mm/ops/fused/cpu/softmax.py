@@ -33,24 +33,66 @@ def forward(
     size: tuple[int, int],
     scale: float,
     rotary: bool,
-    out: Tensor,
+    y: Tensor | None,
     logsumexp: Tensor,
+    lepe: Tensor | None = None,
+    gate: Tensor | None = None,
+    out: Tensor | None = None,
 ) -> None:
-    """Fill ``out`` (B, heads, N, d) and ``logsumexp`` (B, heads, N), float32 and dense."""
+    """Fill ``y`` (B, heads, N, d) and ``logsumexp`` (B, heads, N), float32 and dense.
+
+    With a gate fill ``out`` with ``(y + lepe) * gate``, all (B, heads, N, d); ``y`` may be None.
+    """
     batch, heads, num_tokens, d = q.shape
     problem = tokens.TokenProblem(q, size, _BLOCK, rotary, scale)
     packed = torch.empty(2, batch * heads, -(-num_tokens // d), d, d, dtype=torch.float32)
-    keys, values = packed
+    keys, values = (x.flatten() for x in packed)
     library = _library(d, q.dtype)
-    tokens.run(library, 'pack', problem, k, v, keys.flatten(), values.flatten())
+    tokens.run(library, 'pack', problem, k, v, keys, values)
     logsumexp = logsumexp.flatten()
-    tokens.run(library, 'attend', problem, q, keys.flatten(), values.flatten(), out, logsumexp)
+    tokens.run(library, 'attend', problem, q, keys, values, y, logsumexp, lepe, gate, out)
 
 
-def turn(x: Tensor, size: tuple[int, int], direction: float, out: Tensor) -> None:
-    """Fill ``out`` with the rotary embedding of ``x``, or its inverse for a direction of -1."""
-    problem = tokens.TokenProblem(x, size, _BLOCK, True, 1.0)
-    tokens.run(_library(x.shape[-1], x.dtype), 'turn_all', problem, x, out, float(direction))
+def backward(
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    y: Tensor,
+    logsumexp: Tensor,
+    size: tuple[int, int],
+    scale: float,
+    rotary: bool,
+    dq: Tensor,
+    dk: Tensor,
+    dv: Tensor,
+    lepe: Tensor | None = None,
+    gate: Tensor | None = None,
+    dlepe: Tensor | None = None,
+    dgate: Tensor | None = None,
+) -> None:
+    """Fill the gradients; ``y`` and ``logsumexp`` are those of the forward."""
+    batch, heads, num_tokens, d = q.shape
+    problem = tokens.TokenProblem(q, size, _BLOCK, rotary, scale)
+    library = _library(d, q.dtype)
+    pairs, blocks = batch * heads, -(-num_tokens // _BLOCK)
+    # Work for sixteen threads where there are few images and heads. The number depends on the shape
+    # alone, hence so do the results.
+    parts = min(-(-num_tokens // d), -(-16 // pairs))
+    shape = (pairs * blocks, _BLOCK, d)
+    queries, grads = torch.empty(2, *shape, dtype=torch.float32).unbind()
+    dqueries = torch.empty(parts * shape[0], *shape[1:], dtype=torch.float32)
+    corrections = torch.empty(shape[:2], dtype=torch.float32)
+    logsumexp = logsumexp.flatten()
+    tokens.run(
+        *(library, 'prepare', problem, grad, q, y, lepe, gate, dlepe, dgate),
+        *(queries, grads, corrections),
+    )
+    tokens.run(
+        *(library, 'differentiate', problem, k, v, queries, grads, logsumexp, corrections),
+        *(dk, dv, dqueries, parts),
+    )
+    tokens.run(library, 'add_parts', problem, dqueries, dq, parts)
 
 
 @functools.cache

@@ -96,7 +96,8 @@ static void turn(block out, block in, const problem *p, int64_t token, int n, fl
     }
 }
 
-/* out[i] += sum_k a(i, k) b[k], where a(i, k) = a[i * rows + k * columns]. Rows are taken by TALL:
+/* out[i] = sum_k a(i, k) b[k], added to what is there if add, where
+ * a(i, k) = a[i * rows + k * columns]. Rows are taken by TALL:
  * n is rounded up. Registers hold the sums of TALL rows and WIDE vectors over DEEP terms: adding
  * these up apart from each other rounds less. */
 #ifndef DEEP
@@ -111,8 +112,10 @@ enum { LANES = 4, TALL = 4, WIDE = 2 };
 #endif
 typedef float vector __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 
-static void multiply(float (*out)[WIDTH], int n, const float *a, int rows, int columns,
-                     const float (*b)[WIDTH], int depth) {
+static inline __attribute__((always_inline)) void product(float (*out)[WIDTH], int n,
+                                                          const float *a, int rows, int columns,
+                                                          const float (*b)[WIDTH], int depth,
+                                                          int add) {
     for (int j = 0; j < WIDTH; j += LANES * WIDE)
         for (int i = 0; i < n; i += TALL)
             for (int first = 0; first < depth; first += DEEP) {
@@ -129,6 +132,20 @@ static void multiply(float (*out)[WIDTH], int n, const float *a, int rows, int c
                 for (int r = 0; r < TALL; r++)
 #pragma GCC unroll 2
                     for (int c = 0; c < WIDE; c++)
-                        *(vector *)&out[i + r][j + LANES * c] += sum[r][c];
+                    {
+                        vector *to = (vector *)&out[i + r][j + LANES * c];
+                        if (add || first) sum[r][c] += *to;
+                        *to = sum[r][c];
+                    }
             }
+}
+
+static void multiply(float (*out)[WIDTH], int n, const float *a, int rows, int columns,
+                     const float (*b)[WIDTH], int depth) {
+    product(out, n, a, rows, columns, b, depth, 0);
+}
+
+static void multiply_add(float (*out)[WIDTH], int n, const float *a, int rows, int columns,
+                         const float (*b)[WIDTH], int depth) {
+    product(out, n, a, rows, columns, b, depth, 1);
 }

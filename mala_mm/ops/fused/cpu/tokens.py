@@ -65,13 +65,15 @@ def _tables(size: tuple[int, int], head_dim: int) -> tuple[Tensor, ...]:
 
 
 def run(
-    library: ctypes.CDLL, name: str, problem: TokenProblem, *arguments: Tensor | float | None
+    library: ctypes.CDLL, name: str, problem: TokenProblem, *arguments: Tensor | float | int | None
 ) -> None:
     """Call a kernel: tensors of four dimensions are maps, others dense memory."""
     getattr(library, name)(ctypes.byref(problem), *map(_argument, arguments))
 
 
-def _argument(x: Tensor | float | None) -> object:
+def _argument(x: Tensor | float | int | None) -> object:
+    if isinstance(x, int):
+        return ctypes.c_int64(x)
     if isinstance(x, float):
         return ctypes.c_float(x)
     if x is not None and x.dim() == 4:
