@@ -27,6 +27,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+from mala_mm.checkpoint import safe_loading
 from mala_mm.engine.arguments import make_parser
 from mala_mm.errors import UserError
 from mala_mm.paths import ROOT
@@ -127,7 +128,8 @@ def draw_detections(checkpoint: Path, data: Path, path: Path) -> None:
     """Draw held-out images with their annotation above and the prediction below."""
     from mmdet.apis import inference_detector, init_detector
 
-    model = init_detector(str(ROOT / DET_CONFIG), str(checkpoint), device='cpu')
+    with safe_loading():
+        model = init_detector(str(ROOT / DET_CONFIG), str(checkpoint), device='cpu')
     classes = model.dataset_meta['classes']
     palette = [THING_PALETTE[THING_CLASSES.index(name)] for name in classes]
     metainfo = dict(classes=classes, palette=palette)
@@ -157,7 +159,8 @@ def draw_scenes(checkpoint: Path, data: Path, path: Path) -> None:
     """Draw held-out scenes with their label map above and the prediction below."""
     from mmseg.apis import inference_model, init_model
 
-    model = init_model(str(ROOT / SEG_CONFIG), str(checkpoint), device='cpu')
+    with safe_loading():
+        model = init_model(str(ROOT / SEG_CONFIG), str(checkpoint), device='cpu')
     rows: list[list[np.ndarray]] = [[], []]
     for file in sorted((data / 'images/validation').glob('*.jpg'))[:NUM_IMAGES]:
         image = mmcv.imread(str(file), channel_order='rgb')

@@ -1,9 +1,12 @@
 """Under ``safe_loading`` no function of the field executes what a checkpoint brings along."""
 
+import ast
 import os
+import re
 
 import pytest
 import torch
+from mmengine.config import Config
 from mmengine.runner import CheckpointLoader
 
 from mala_mm.checkpoint import load_checkpoint, safe_loading
@@ -127,3 +130,38 @@ def test_a_damaged_file_is_still_named(tmp_path):
     (tmp_path / 'short.pth').write_bytes(b'PK')
     with safe_loading(), pytest.raises(UserError, match='short.pth is damaged'):
         load_checkpoint(tmp_path / 'short.pth')
+
+
+LOADING = {way.__name__ for way in (init_detector, init_model, get_model)} | {
+    *('DetInferencer', 'MMSegInferencer', 'ImageClassificationInferencer'),
+    *('torch.load', 'CheckpointLoader.load_checkpoint'),
+}
+
+
+def unsafe_calls(node, safe=False):
+    """The calls that read a checkpoint with the functions of others, outside of the block."""
+    if isinstance(node, ast.With):
+        safe = safe or 'safe_loading()' in {ast.unparse(i.context_expr) for i in node.items}
+    if isinstance(node, ast.Call) and ast.unparse(node.func) in LOADING and not safe:
+        yield node.lineno
+    for child in ast.iter_child_nodes(node):
+        yield from unsafe_calls(child, safe)
+
+
+def test_tools_and_examples_load_safely(repo):
+    """``mala_mm/checkpoint`` is what makes it safe; documents show the block."""
+    for folder in ('mala_mm', 'tools', 'benchmarks', 'examples', 'docs'):
+        for path in (repo / folder).rglob('*.py'):
+            if 'mala_mm/checkpoint' not in str(path):
+                assert [*unsafe_calls(ast.parse(path.read_text()))] == [], path
+    for path in (repo / 'README.md', *(repo / 'docs').glob('*.md')):
+        for block in re.findall(r'```python\n(.*?)```', path.read_text(), re.S):
+            assert [*unsafe_calls(ast.parse(block))] == [], path
+    assert [*unsafe_calls(ast.parse("with a:\n    init_model('c', 'w')"))] == [2]
+
+
+def test_config_text_is_a_program(tmp_path):
+    """As the documents say: mmengine runs the text that an inferencer finds in weights."""
+    trace = tmp_path / 'ran'
+    Config.fromstring(f"x = open({str(trace)!r}, 'w').close()", '.py')
+    assert trace.exists()

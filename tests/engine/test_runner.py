@@ -3,11 +3,12 @@
 import os
 
 import pytest
+from mmengine.hooks import Hook
 
 from mala_mm.engine.hooks import CheckInvalidLossHook, CheckpointGuard, CheckpointHook
 from mala_mm.engine.loops import EpochBasedTrainLoop, IterBasedTrainLoop
 
-from .toy import make_runner
+from .toy import Toy, make_runner
 
 
 def test_failed_start_leaves_nothing(tmp_path):
@@ -63,3 +64,34 @@ def test_safe_parts_take_the_place_of_mmengines(tmp_path, train_cfg, ours):
 def test_default_hooks_need_not_be_named(tmp_path):
     runner = make_runner(tmp_path, default_hooks=None)
     assert CheckpointHook in {type(hook) for hook in runner._hooks}
+
+
+class Noting(Hook):
+    """Notes the loss of every iteration."""
+
+    def __init__(self):
+        self.losses = []
+
+    def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
+        self.losses.append(outputs['loss'].item())
+
+
+def test_the_same_seed_twice_gives_the_same_losses_bit_for_bit(tmp_path):
+    """Weights, order, augmentation and drop path, with workers and without."""
+
+    def losses(name, seed, workers=0):
+        hook = Noting()
+        make_runner(
+            tmp_path / name,
+            workers=workers,
+            model=dict(type=Toy),
+            randomness=dict(seed=seed),
+            custom_hooks=[hook],
+            train_cfg=dict(by_epoch=True, max_epochs=2),
+        ).train()
+        assert len(hook.losses) == 8
+        return hook.losses
+
+    first = losses('first', 4)
+    assert losses('again', 4) == losses('workers', 4, workers=2) == first
+    assert not set(losses('other', 5)) & set(first)
