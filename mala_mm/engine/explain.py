@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import re
 import traceback
 from typing import Any
@@ -22,10 +23,10 @@ PACKAGES = ('mmcv', 'mmengine', 'mmdet', 'mmseg', 'mmpretrain', 'mala_mm')
 def explain(error: Exception) -> str | None:
     """Return the sentence that tells a user what to fix, or None for a bug.
 
-    Besides :class:`UserError`, these are packages that are not installed, and mistakes in a config
-    that show when mmengine builds a part from it: an unknown type, an argument that a class does
-    not take, a value that it refuses or breaks on, parts of the model that do not go together, on
-    which its first batch breaks. ``MALA_MM_TRACEBACK=1`` prints the traceback as well.
+    Besides :class:`UserError`, these are packages that are not installed, full disks, and mistakes
+    in a config that show when mmengine builds a part from it: an unknown type, an argument that a
+    class does not take, a value that it refuses or breaks on, parts of the model that do not go
+    together, on which its first batch breaks. ``MALA_MM_TRACEBACK=1`` prints the traceback as well.
 
     Args:
         error (Exception): What was raised.
@@ -41,6 +42,9 @@ def explain(error: Exception) -> str | None:
         'Connection closed by peer|Connection reset by peer', message
     ):
         return PEER_ENDED
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        where = f' for {error.filename}' if error.filename else ''
+        return f'The disk is full, there is no room{where}; make some, and continue with --resume'
     from mmengine.registry import build_from_cfg
 
     from .validation import similar_types

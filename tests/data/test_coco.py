@@ -100,6 +100,7 @@ def test_annotation_faults(tmp_path, changes, kind):
         (dict(width=0), 'wrong-type'),
         (dict(height=30.0), 'wrong-type'),
         (dict(width=2**20, height=2**20), 'bad-size'),
+        (dict(width=2**15, height=2**15 + 1), 'bad-size'),  # OpenCV decodes up to 2^30 pixels
         (dict(file_name=7), 'wrong-type'),
         (dict(file_name='a\0.png'), 'wrong-type'),
         (dict(file_name='\ud800.png'), 'wrong-type'),

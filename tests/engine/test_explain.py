@@ -32,6 +32,16 @@ def test_mistakes_in_configs_and_bugs_are_told_apart():
         assert explain(bug) is None
 
 
+def test_a_full_disk_is_nobodys_bug():
+    """The system's own refusal: this device is always full."""
+    with pytest.raises(OSError) as caught, open('/dev/full', 'w') as log:
+        log.write('loss: 1.0')
+        log.flush()
+    assert explain(caught.value).startswith('The disk is full, there is no room; make some')
+    assert explain(OSError(28, 'full', 'vis_data/log.json')).count('for vis_data/log.json;') == 1
+    assert explain(PermissionError(13, 'denied')) is None
+
+
 class Breaking(Toy):
     """A model whose part breaks on some batch, as parts of mmdet's do."""
 
