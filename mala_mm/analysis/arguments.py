@@ -80,10 +80,10 @@ def _names(checkpoints: list[str | None]) -> list[str]:
 
 
 def check_out(path: str) -> None:
-    """Refuse a file to write that is not a PNG.
+    """Refuse a file to write that is no picture.
 
     Raises:
-        UserError: If it does not end in ``.png``.
+        UserError: If it ends neither in ``.png`` nor in ``.jpg``.
     """
-    if not path.endswith('.png'):
-        raise UserError(f'--out must end in .png, got {path}')
+    if not path.endswith(('.png', '.jpg')):
+        raise UserError(f'--out must end in .png or .jpg, got {path}')

@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         metavar='NAME',
         help="operators for each checkpoint's queries and keys (default: its own)",
     )
-    parser.add_argument('--out', default='attention_maps.png', help='PNG file to write')
+    parser.add_argument('--out', default='attention_maps.png', help='PNG or JPEG file to write')
     args = parser.parse_args(argv)
     check_out(args.out)
     check_operators(args.operators or ())
@@ -108,7 +108,7 @@ def draw_row(
     signed = bool((row < 0).any())
     coloured = colour(seen.spread(layer, row), signed)
     shown = operator or layer.operator.name
-    title = shown if not name or operator == name else f'{shown} ({name})' if name else shown
+    title = shown if name in ('', shown) else f'{shown} ({name})'
     note = f'{row.min():.2g} to {row.max():.3g}'
     if signed:
         note += f', {(row < 0).mean():.1%} negative'

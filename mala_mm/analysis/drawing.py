@@ -10,7 +10,7 @@ import cv2
 import matplotlib
 import numpy as np
 
-from mala_mm.files import replacing
+from mala_mm.files import write_bytes
 
 matplotlib.use('Agg')
 import matplotlib.pyplot as plt  # noqa: E402, after the choice of a backend
@@ -67,12 +67,12 @@ class Panel:
 def save_panels(
     rows: Sequence[Sequence[Panel]], labels: Sequence[str], path: str | Path, width: float = 2.6
 ) -> None:
-    """Save rows of pictures as one PNG, with a label at the left of each row.
+    """Save rows of pictures as one PNG or JPEG, with a label at the left of each row.
 
     Args:
         rows (Sequence[Sequence[Panel]]): The pictures; rows may differ in length.
         labels (Sequence[str]): One label per row.
-        path (str | Path): Where the PNG goes.
+        path (str | Path): Where it goes.
         width (float): Width of a picture, in inches at 110 dots.
     """
     columns = max(map(len, rows))
@@ -108,11 +108,11 @@ def plot_lines(
     log_y: bool = False,
     zero: bool = False,
 ) -> None:
-    """Plot curves, one panel beside the other, in one PNG.
+    """Plot curves, one panel beside the other, in one PNG or JPEG.
 
     Args:
         panels (Sequence): Title and curves by name, each x and y, for every panel.
-        path (str | Path): Where the PNG goes.
+        path (str | Path): Where it goes.
         xlabel (str): Name of the x axes.
         ylabel (str): Name of the y axes.
         columns (int): Panels in a row.
@@ -163,7 +163,7 @@ def markdown_table(rows: Sequence[Sequence[str]], text_columns: int = 1) -> str:
         rows (Sequence[Sequence[str]]): The cells.
         text_columns (int): How many columns, from the left, hold text rather than numbers.
     """
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    widths = [max(3, *(len(row[i]) for row in rows)) for i in range(len(rows[0]))]
     lines = []
     for row in rows:
         cells = [
@@ -180,12 +180,11 @@ def markdown_table(rows: Sequence[Sequence[str]], text_columns: int = 1) -> str:
 
 
 def save_figure(figure: plt.Figure, path: str | Path) -> None:
-    """Save a figure as a small PNG, whole or not at all, and close it."""
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    """Save a figure as PNG or JPEG, by its suffix, whole or not at all, and close it."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
     figure.canvas.draw()
-    image = np.asarray(figure.canvas.buffer_rgba())[..., 2::-1]
+    image = np.ascontiguousarray(np.asarray(figure.canvas.buffer_rgba())[..., 2::-1])
     plt.close(figure)
-    image = cv2.cvtColor(image, cv2.COLOR_BGR2RGB)[..., ::-1]
-    encoded = cv2.imencode('.png', image, [cv2.IMWRITE_PNG_COMPRESSION, 9])[1]
-    with replacing(path) as part:
-        part.write_bytes(encoded.tobytes())
+    quality = [cv2.IMWRITE_PNG_COMPRESSION, 9, cv2.IMWRITE_JPEG_QUALITY, 88]
+    write_bytes(path, cv2.imencode(path.suffix, image, quality)[1].tobytes())

@@ -194,7 +194,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument(
         '--target', type=int, help='class, from 0 (default: that with most evidence)'
     )
-    parser.add_argument('--out', default='feature_maps.png', help='PNG file to write')
+    parser.add_argument('--out', default='feature_maps.png', help='PNG or JPEG file to write')
     args = parser.parse_args(argv)
     check_out(args.out)
     picture, _ = read_picture(args.picture, args.size)

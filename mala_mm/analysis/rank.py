@@ -143,7 +143,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         metavar='NAME',
         help="operators for each checkpoint's queries, keys and values (default: its own)",
     )
-    parser.add_argument('--out', default='rank.png', help='PNG of spectra; a JSON lies beside it')
+    parser.add_argument('--out', default='rank.png', help='PNG or JPEG; a JSON lies beside it')
     args = parser.parse_args(argv)
     check_out(args.out)
     for name in args.operators or ():

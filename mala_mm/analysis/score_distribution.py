@@ -109,7 +109,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument(
         '--queries', type=int, default=32, help='queries per picture, evenly spread (default: 32)'
     )
-    parser.add_argument('--out', default='scores.png', help='PNG of curves; a JSON lies beside it')
+    parser.add_argument('--out', default='scores.png', help='PNG or JPEG; a JSON lies beside it')
     args = parser.parse_args(argv)
     check_out(args.out)
     check_operators(args.operators or ())

@@ -63,7 +63,7 @@ def test_the_command_writes_table_plot_and_numbers(command, folder):
         (('--operators', 'nope'), "the operator must be one of ('"),
         (('--stage', '7'), 'stage must be one of 1, 2, 3, 4, got 7'),
         (('--block', '3'), 'block must be one of 1 to 2'),
-        (('--out', 'rank.jpg'), '--out must end in .png, got rank.jpg'),
+        (('--out', 'rank.pdf'), '--out must end in .png or .jpg, got rank.pdf'),
         (('--pictures', 'nope'), 'picture nope does not exist'),
     ],
 )
