@@ -7,7 +7,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mala_mm.data.checks import check_dataset, check_num_classes, coco_files
+from mala_mm.data.checks import (
+    check_dataset,
+    check_evaluator,
+    check_num_classes,
+    coco_files,
+)
 from mala_mm.demo import SCENE_CLASSES, THING_CLASSES
 from mala_mm.errors import UserError
 
@@ -293,6 +298,35 @@ def test_num_classes_of_every_head(coco, ade, imagenet):
     with pytest.raises(UserError, match='8 classes'):  # counted from the folders
         check_num_classes(heads(head=7), custom, 'mmpretrain')
     check_num_classes(heads(head=8), custom, 'mmpretrain')
+
+
+@pytest.mark.parametrize(
+    ('changes', 'metric', 'sentence'),
+    [
+        (dict(iscrowd=None), 'bbox', 'has no iscrowd, which the evaluation needs; add'),
+        (dict(segmentation=[[1, 1, 9, 9]]), 'segm', 'outlines that the evaluation cannot read'),
+        (dict(segmentation=[[1, 1, 9, 9]]), 'bbox', None),
+        (dict(area='large'), 'bbox', 'has 1 fault, the first is wrong-type'),
+        (dict(), ['bbox', 'segm'], None),
+    ],
+)
+def test_what_the_evaluation_would_break_on(tmp_path, changes, metric, sentence):
+    fields = dict(id=1, image_id=1, category_id=1, bbox=[1, 1, 9, 9], area=81, iscrowd=0)
+    fields |= dict(segmentation=[[1, 1, 10, 1, 10, 10]]) | changes
+    content = dict(
+        images=[dict(id=1, file_name='a.png', width=40, height=30)],
+        categories=[dict(id=1, name='ball')],
+        annotations=[{k: v for k, v in fields.items() if v is not None}],
+    )
+    path = tmp_path / 'val.json'
+    path.write_text(json.dumps(content))
+    evaluator = dict(type='CocoMetric', ann_file=str(path), metric=metric)
+    if sentence is None:
+        check_evaluator(evaluator)
+    else:
+        with pytest.raises(UserError, match=sentence):
+            check_evaluator([evaluator])
+    check_evaluator(dict(evaluator, format_only=True))
 
 
 def test_coco_files_lists_wrapped_sets(coco, demo):

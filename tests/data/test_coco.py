@@ -1,5 +1,6 @@
 """validate_coco finds each planted fault, and none in good files."""
 
+import gc
 import json
 
 import numpy as np
@@ -214,3 +215,23 @@ def test_images(tmp_path):
     ]
     with pytest.raises(UserError, match='nowhere does not exist'):
         findings(tmp_path, image_dir=tmp_path / 'nowhere')
+
+
+@pytest.mark.parametrize('enabled', [True, False])
+def test_the_garbage_collector_stays_as_it_was(tmp_path, enabled):
+    """Checks of large files do without it, also where they end in an error."""
+    was = gc.isenabled()
+    try:
+        (gc.enable if enabled else gc.disable)()
+        assert findings(tmp_path, [annotation()]) == []
+        with pytest.raises(UserError):
+            validate_coco(__file__)
+        assert gc.isenabled() == enabled
+    finally:
+        (gc.enable if was else gc.disable)()
+
+
+def test_compressed_counts_do_not_grow_without_end():
+    """Each `o` says that another group of bits follows."""
+    assert decode_counts('oooooo0') is not None
+    assert decode_counts('ooooooo0') is None
