@@ -5,11 +5,12 @@
 
 The block runs on the meta device, whose tensors have shapes and types but no numbers, forward and
 backward, in training mode. A dispatch mode adds up what every operation takes and gives, each
-tensor once, views nothing: what reaches the device's memory where a map is larger than the caches.
-Everything is in units of t, one map of C channels in bfloat16. The bias of a convolution counts as
-a pass of its own over the output, since cuDNN adds it that way; the fused attention counts its
-inputs and outputs once per direction (:mod:`benchmarks.traffic` counts its launches). Blocks with
-softmax attention are left out: the meta device has no flash attention.
+tensor once (twice if changed in place), views nothing: what reaches the device's memory where a map
+is larger than the caches. Everything is in units of t, one map of C channels in bfloat16. The bias
+of a convolution counts as a pass of its own over the output, since cuDNN adds it that way; the
+fused operators count their inputs and outputs once per direction (:mod:`benchmarks.traffic` counts
+the launches of the attention, :mod:`benchmarks.aot_block` the partial sums of the others). Blocks
+with softmax attention are left out: the meta device has no flash attention.
 
 The floor is what the block moves if every part between two matrix products is one pass: see FLOOR.
 """
@@ -30,7 +31,7 @@ from torch.utils._pytree import tree_leaves
 from benchmarks import published
 from benchmarks.operators import size_from
 from mala_mm.models.layers import Block
-from mala_mm.ops.fused import depthwise, dispatch
+from mala_mm.ops.fused import depthwise, dispatch, norm
 
 # The hidden width is 3.5 C. Forward: position, residual and norm 3 t; qkvo 1 + 4; attention with
 # lepe and gate 4 + 1; projection, scale, residual and norm 1 + 1 + 2; fc1 1 + 3.5; GELU and its
@@ -57,6 +58,8 @@ class Traffic(TorchDispatchMode):
             return result
         moved = sum({id(x): size(x) for x in inputs + outputs}.values())
         name = func.name().partition('::')[2].partition('.')[0]
+        if mutable and name.endswith('_') and name not in ('copy_', 'fill_', 'zero_'):
+            moved += size(outputs[0])  # read and written
         if name == 'convolution' and isinstance(args[2], Tensor):
             self.counts['convolution, bias'] += 2 * size(outputs[0])
         self.counts[name] += moved
@@ -111,6 +114,7 @@ def count(arguments: argparse.Namespace, ours: bool) -> dict[str, Counter[str]]:
         mock.patch.dict(dispatch._OF_DEVICE, meta='triton'),
         mock.patch.dict(dispatch._WHY_NOT, triton=lambda *_: None),
         mock.patch.dict(depthwise._WHY_NOT, triton=lambda *_: None),
+        mock.patch.dict(norm._WHY_NOT, triton=lambda *_: None),
     ):
         x = torch.empty(arguments.batch, channels, *arguments.size, dtype=DTYPE)
         if ours:

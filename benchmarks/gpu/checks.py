@@ -9,7 +9,9 @@ import torch
 from benchmarks import accuracy
 from benchmarks.gpu.clock import device
 from mala_mm import ops
+from mala_mm.ops.fused.depthwise import depthwise
 from mala_mm.ops.fused.dispatch import eager
+from mala_mm.ops.fused.norm import residual_norm
 from mala_mm.ops.fused.triton import launch
 from mala_mm.ops.registry import merge_heads, split_heads
 
@@ -78,6 +80,62 @@ def check(
         except Exception as error:
             passed, note = False, f'{type(error).__name__}: {error}'[:400]
         yield variant | {'way': way, 'passed': passed, 'note': note}
+
+
+def around(layer: str, dtype: str, channels: int, size: tuple[int, int]) -> Iterator[dict]:
+    """One of the kernels around the attention, accuracy and repeated bits, in rows as of ``check``.
+
+    Args:
+        layer (str): One of :data:`AROUND`.
+        dtype (str): Of the maps; weights stay in float32, as under autocast.
+        channels (int): Channels of the maps.
+        size (tuple[int, int]): Height and width.
+    """
+    of, kind = AROUND[layer], DTYPES[dtype]
+    generator = torch.Generator().manual_seed(0)
+    maps = torch.randn(4, 2, channels, *size, generator=generator).to(device(), kind)
+    maps = [x.contiguous(memory_format=torch.channels_last) for x in maps]
+    taps = of[0] if of else 1
+    weight = torch.randn(channels, 1, taps, taps, generator=generator).to(device())
+    bias = torch.randn(channels, generator=generator).to(device())
+
+    def run(dtype: torch.dtype, backend: str) -> list[torch.Tensor]:
+        wide = dtype == torch.float64
+        leaves = [x.to(dtype) for x in maps[:2]] + [
+            x.double() if wide else x for x in (weight, bias)
+        ]
+        leaves = [x.detach().requires_grad_() for x in leaves]
+        x, branch, w, b = leaves
+        if of:
+            outs = (depthwise(x, w, b, *of[1:], backend),)
+            leaves = [x, w, b]
+        else:
+            outs = residual_norm(x, w.flatten(), b, 1e-6, branch, backend=backend)
+        grads = torch.autograd.grad(outs, leaves, [y.to(dtype) for y in maps[2 : 2 + len(outs)]])
+        return [*(x.detach() for x in outs), *grads]
+
+    ours, plain = run(kind, 'triton'), run(kind, 'reference')
+    names = ('out', 'dx', 'dweight', 'dbias') if of else AROUND_NORM
+    errors, passed = {}, True
+    for name, a, b, c in zip(names, ours, plain, run(torch.float64, 'reference'), strict=True):
+        found = accuracy.measure(a, b, c, a.dtype)
+        errors[name] = [found.error, found.plain, found.allowed]
+        passed &= found.passed
+    row = dict(kind=layer, form='', dtype=dtype, head_dim=channels, token_major=True)
+    row['size'] = list(size)
+    yield row | {'way': 'accuracy', 'passed': passed, 'errors': errors}
+    same = all(map(torch.equal, ours, run(kind, 'triton')))
+    yield row | {'way': 'again', 'passed': same, 'note': '' if same else 'differs'}
+
+
+AROUND = {
+    'feed-forward': (3, True, True),
+    'conditional position': (3, False, True),
+    'local position': (5, False, False),
+    'residual and norm': None,
+}
+"""Depthwise convolutions by their size, GELU and residual; None is the norm."""
+AROUND_NORM = ('total', 'norm', 'dx', 'dbranch', 'dweight', 'dbias')
 
 
 def _accuracy(ours, tensors, dtype, heads, spec) -> dict:

@@ -6,6 +6,7 @@ from benchmarks.gpu.session import Job
 from benchmarks.traffic import SHAPES, Shape
 
 CHECK = 'benchmarks.gpu.checks:check'
+AROUND = 'benchmarks.gpu.checks:around'
 MEASURE = 'benchmarks.gpu.measures:'
 NAMES = [x.name for x in SHAPES]
 # tiny/small and base/large at the sizes of detection and segmentation, stage 1
@@ -21,10 +22,19 @@ def _check(kind, dtype, head_dim, token_major=True, size=(61, 67), form='publish
     return Job(CHECK, keywords, 180)
 
 
+def _around(dtypes, channels, size) -> list[Job]:
+    names = ('feed-forward', 'conditional position', 'local position', 'residual and norm')
+    return [
+        Job(AROUND, dict(layer=layer, dtype=dtype, channels=channels, size=size), 120)
+        for layer in names
+        for dtype in dtypes
+    ]
+
+
 def checks(dry_run: bool) -> list[Job]:
     """The published variants: MALA and RALA, d = 64 and 96, token-major; then at 66,800 tokens."""
     if dry_run:
-        return [_check('mala', 'bf16', 32, size=(3, 5))]
+        return [_check('mala', 'bf16', 32, size=(3, 5)), *_around(['fp32'], 8, (3, 5))]
     small = [
         _check(kind, dtype, head_dim)
         for head_dim in (64, 96)
@@ -36,7 +46,8 @@ def checks(dry_run: bool) -> list[Job]:
         for kind in ('mala', 'rala')
         for dtype in ('bf16', 'fp16')
     ]
-    return small + large
+    types = ('bf16', 'fp16', 'fp32')
+    return small + large + _around(types, 224, (61, 67)) + _around(types[:2], 64, (200, 334))
 
 
 def more_checks(dry_run: bool) -> list[Job]:
@@ -106,6 +117,11 @@ def layers(dry_run: bool) -> list[Job]:
     shapes = ['toy'] if dry_run else [NAMES[0], NAMES[2]]
     names = ('ours', 'published') if dry_run else ('ours', 'published', 'published, compiled')
     found = [Job(MEASURE + 'layers', dict(shape=s, dtype='bf16')) for s in shapes]
+    found += [
+        Job(MEASURE + 'around', dict(shape=s, dtype='bf16', layer=layer))
+        for s in shapes
+        for layer in ('feed-forward', 'conditional position', 'local position', 'residual and norm')
+    ]
     return found + [
         Job(MEASURE + 'block', dict(shape=shape, dtype='bf16', name=name), 180)
         for shape in shapes

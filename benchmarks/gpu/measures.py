@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmarks import published, traffic
-from benchmarks.gpu.checks import DTYPES, fused
+from benchmarks.gpu.checks import AROUND, DTYPES, fused
 from benchmarks.gpu.clock import (
     copy_seconds,
     device,
@@ -26,6 +26,8 @@ from benchmarks.gpu.clock import (
 )
 from benchmarks.traffic import Shape
 from mala_mm import ops
+from mala_mm.ops.fused.depthwise import depthwise
+from mala_mm.ops.fused.norm import residual_norm
 from mala_mm.ops.fused.triton import launch
 from mala_mm.ops.registry import split_heads
 
@@ -256,6 +258,44 @@ def layers(shape: str, dtype: str) -> Iterator[dict]:
             seconds = graph_seconds([functools.partial(module, y) for y in sets])
         row = dict(shape=shape.name, dtype=dtype, name=name, bytes=moved)
         yield row | {'us': 1e6 * seconds, 'copy us': copy_us(moved)}
+
+
+def around(shape: str, dtype: str, layer: str) -> Iterator[dict]:
+    """One of the kernels around the attention beside plain PyTorch, on token-major maps."""
+    shape, of = shape_of(shape), AROUND[layer]
+    channels = int((3.5 if layer == 'feed-forward' else 1) * shape.heads * shape.head_dim)
+    size = (shape.batch, channels, shape.height, shape.width)
+    nbytes = torch.Size(size).numel() * DTYPES[dtype].itemsize
+    sets = []
+    for _ in range(1 if device() == 'cpu' else max(2, min(8, -(-CACHE // (3 * nbytes))))):
+        maps = (torch.randn(size, device=device(), dtype=DTYPES[dtype]) for _ in range(3))
+        x, branch, grad = (x.to(memory_format=torch.channels_last) for x in maps)
+        sets.append((x.requires_grad_(), branch.requires_grad_(), grad))
+    taps = of[0] if of else 1
+    weight = torch.randn(channels, 1, taps, taps, device=device(), requires_grad=True)
+    bias = torch.randn(channels, device=device(), requires_grad=True)
+
+    def run(backend: str, x: Tensor, branch: Tensor) -> tuple[Tensor, ...]:
+        if of:
+            return (depthwise(x, weight, bias, *of[1:], backend),)
+        return residual_norm(x, weight.flatten(), bias, 1e-6, branch, backend=backend)
+
+    def forward(backend: str, x: Tensor, branch: Tensor, _: Tensor) -> None:
+        with torch.no_grad():
+            run(backend, x, branch)
+
+    def both(backend: str, x: Tensor, branch: Tensor, grad: Tensor) -> None:
+        outs = run(backend, x, branch)
+        inputs = (x, weight, bias) if of else (x, branch, weight, bias)
+        torch.autograd.grad(outs, inputs, [grad] * len(outs))
+
+    moved = {forward: 2 if of else 4, both: 5 if of else 8}  # maps that have to be
+    for backend in ('triton', 'reference'):
+        for direction, call in (('forward', forward), ('forward + backward', both)):
+            seconds = graph_seconds([functools.partial(call, backend, *maps) for maps in sets])
+            name = f'{layer}, {"kernel" if backend == "triton" else "PyTorch"}'
+            row = dict(shape=shape.name, dtype=dtype, name=name, direction=direction)
+            yield row | {'us': 1e6 * seconds, 'copy us': copy_us(moved[call] * nbytes)}
 
 
 def block(shape: str, dtype: str, name: str) -> Iterator[dict]:

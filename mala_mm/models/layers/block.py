@@ -10,9 +10,10 @@ from mmengine.model import BaseModule
 from torch import Tensor, nn
 
 from mala_mm.ops.fused.depthwise import can_fuse_depthwise, depthwise_residual
+from mala_mm.ops.fused.norm import can_fuse_norm, residual_norm
 
 from .ffn import ConvFFN
-from .inference import takes_short_cuts
+from .inference import compute_dtype, takes_short_cuts
 from .mixer import AttentionMixer
 from .norm import LayerNorm2d
 from .pointwise import fusible
@@ -69,16 +70,35 @@ class Block(BaseModule):
         if takes_short_cuts(x, self.attn, self.ffn) and not self.training:
             x = self.attn.add_to(x, self.norm1(x), _scale(self.gamma1))
             return self.ffn.add_to(x, self.norm2(x), _scale(self.gamma2))
-        x = self._add(x, self.attn(self.norm1(x), _scale(self.gamma1)))
-        return self._add(x, self.ffn(self.norm2(x), _scale(self.gamma2)))
+        x, y = self._normed(self.norm1, x)
+        x, y = self._normed(self.norm2, x, self.attn(y, _scale(self.gamma1)))
+        return self._add(x, self.ffn(y, _scale(self.gamma2)))
+
+    def _normed(
+        self, norm: LayerNorm2d, x: Tensor, branch: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """``x + drop_path(branch)`` and its norm, in one pass where there is a kernel for it."""
+        if fusible(norm) and can_fuse_norm(x):
+            keep = None if branch is None else self._keep(branch)
+            dtype = compute_dtype(x)
+            return residual_norm(x, norm.weight, norm.bias, norm.eps, branch, keep, dtype)
+        if branch is not None:
+            x = self._add(x, branch)
+        return x, norm(x)
 
     def _add(self, x: Tensor, branch: Tensor) -> Tensor:
         """``x + drop_path(branch)`` in one pass."""
-        if self.training and self.drop_path.drop_prob > 0:
-            keep = 1 - self.drop_path.drop_prob
-            kept = torch.rand(len(x), 1, 1, 1, dtype=branch.dtype, device=x.device) < keep
-            return torch.addcmul(x, branch, kept.to(branch.dtype).div_(keep))
-        return x + branch
+        keep = self._keep(branch)
+        return x + branch if keep is None else torch.addcmul(x, branch, keep)
+
+    def _keep(self, branch: Tensor) -> Tensor | None:
+        """Draw what drop path multiplies each image of the branch by, if anything."""
+        if not self.training or self.drop_path.drop_prob == 0:
+            return None
+        keep = 1 - self.drop_path.drop_prob
+        shape = len(branch), 1, 1, 1
+        kept = torch.rand(shape, dtype=branch.dtype, device=branch.device) < keep
+        return kept.to(branch.dtype).div_(keep)
 
     @torch.no_grad()
     def deploy(self) -> None:

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .inference import add_pointwise, compute_dtype, takes_short_cuts
+from .norm import LayerNorm2d
 
 
 class PointwiseConv2d(nn.Conv2d):
@@ -48,14 +49,14 @@ class PointwiseConv2d(nn.Conv2d):
         return self.weight * scale[:, None, None, None], bias
 
 
-def fusible(*modules: nn.Conv2d) -> bool:
+def fusible(*modules: nn.Module) -> bool:
     """Whether the weights of these modules may be used without calling them.
 
     Not where a hook or a module put in place of one (an adapter, say) waits for the call, and not
     for a compiler, which fuses by itself.
     """
     return not torch.compiler.is_compiling() and all(
-        type(m) in (nn.Conv2d, PointwiseConv2d)
+        type(m) in (nn.Conv2d, PointwiseConv2d, LayerNorm2d)
         and not m._forward_hooks
         and not m._forward_pre_hooks
         for m in modules

@@ -76,7 +76,7 @@ def test_every_form_and_type(form, dtype):
 def test_every_size(form, shape):
     """Less than a tile, several images in one, and columns in pieces."""
     if shape[2] == 37:
-        assert launches.cut(launches.tile('convolve', 3), shape, 4)[2] > 1
+        assert launches.cut(launches.tile('convolve', 3, torch.float32), shape, 4)[2] > 1
     check(shape, FORMS[form], torch.float32)
 
 
@@ -107,7 +107,9 @@ def test_any_strides(layout):
 
 def test_two_runs_are_bitwise_equal():
     tensors = inputs((2, 33, 20, 9), 3, torch.float32)
-    assert launches.cut(launches.tile('backward', 3), tensors[0].shape, 4)[-1] > 1  # shares
+    assert (
+        launches.cut(launches.tile('backward', 3, torch.float32), tensors[0].shape, 4)[-1] > 1
+    )  # shares
     first, second = (outcomes(*tensors, FORMS['ffn'], torch.float32) for _ in range(2))
     assert all(map(torch.equal, first, second))
 

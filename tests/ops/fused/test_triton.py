@@ -20,6 +20,7 @@ SHARES = ['every_variant', 'every_head_width_and_layout', 'every_size or any_str
         *(('interpreted_kernels.py', share) for share in SHARES),
         ('interpreted_kernels.py', f'not ({" or ".join(SHARES)})'),
         ('interpreted_depthwise.py', 'test'),
+        ('interpreted_norm.py', 'test'),
     ],
 )
 def test_interpreted_kernels(file, share, tmp_path):

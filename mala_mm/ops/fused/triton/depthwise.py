@@ -6,7 +6,7 @@ programs follows the map's size.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -46,9 +46,13 @@ _TILES = {
 }
 
 
-def tile(name: str, taps: int) -> Tile:
-    """The tile of a pass, ``'convolve'`` or ``'backward'``, for kernels of taps x taps."""
-    return _TILES[name, taps]
+def tile(name: str, taps: int, dtype: torch.dtype) -> Tile:
+    """The tile of a pass, ``'convolve'`` or ``'backward'``, for kernels of taps x taps.
+
+    Rows that are on their way take twice the registers in float32.
+    """
+    chosen = _TILES[name, taps]
+    return replace(chosen, warps=2 * chosen.warps) if dtype == torch.float32 else chosen
 
 
 def cut(
@@ -102,7 +106,7 @@ def _describe(
 ) -> Plan:
     """The launch of a pass: ``maps`` come first among its tensors, then ``vectors``."""
     x = maps['x']
-    chosen = tile(name, taps)
+    chosen = tile(name, taps, x.dtype)
     strips, across, pieces, rows, groups = cut(chosen, x.shape, _device(x.device.index)[2])
     unit = _unit(x.shape[1], most=16 // x.element_size())
     arguments = dict(
@@ -156,7 +160,7 @@ def backward(
     maps = {'g': _channels_adjacent(grad), 'x': _channels_adjacent(x), 'dx': dx}
     weight = weight.contiguous()
     options = (weight.shape[-1], gelu, residual)
-    chosen = tile('backward', weight.shape[-1])
+    chosen = tile('backward', weight.shape[-1], x.dtype)
     groups = cut(chosen, x.shape, _device(x.device.index)[2])[-1]
     part = x.new_empty(groups, weight.numel() + weight.shape[0], dtype=torch.float32)
     replay(
