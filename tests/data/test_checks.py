@@ -216,6 +216,15 @@ def test_label_values_are_sampled_from_all_of_the_set(ade, demo, tmp_path):
     assert any(path.name in str(error.value) for path in paths[-4:])
 
 
+def test_a_label_map_of_another_size_than_its_image(ade, demo, tmp_path):
+    root = tmp_path / 'ade'
+    shutil.copytree(demo.root / 'ade', root)
+    path = sorted((root / 'annotations/training').iterdir())[1]
+    Image.fromarray(np.zeros((2, 3), np.uint8)).save(path)
+    with pytest.raises(UserError, match=f'{path.name} has 3x2 pixels and its image .* make them'):
+        check_dataset({**ade, 'data_root': str(root)}, 'mmseg', limit=None)
+
+
 def test_seg_classes(ade):
     check_dataset({**ade, 'type': 'ADE20KDataset', 'metainfo': {}}, 'mmseg')
     sentence = refusal(ade, 'mmseg', type='ADE20KDataset')
