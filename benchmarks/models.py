@@ -2,15 +2,16 @@
 
     python -m benchmarks.models --threads 2 --sizes 512x2048
     python -m benchmarks.models --threads 2 --sizes 224x224 --batch 16
+    python -m benchmarks.models --threads 2 --sizes 512x2048 --amp bf16
     python -m benchmarks.models --device cuda --amp bf16 --sizes 512x2048 800x1333 --compile
 
 Compared are our backbone with the published assignment of attention and with linear attention in
 all stages; the published form of both (:mod:`benchmarks.published`), the former through
-``torch.compile`` too (``--compile``); and Swin, ConvNeXt and PVTv2 as mmdetection and mmpretrain
-build them. Weights are random. At every size the outputs of our models are held against those of
-the published form on the same weights first: what differs is named and gets no time. All take turns
-in one loop, so that whatever else the machine does meets them alike. Prints a table, and writes it
-with the raw figures and a drawing to ``--out``.
+``torch.compile`` too (``--compile``); with ``--amp`` ours in float32 beside; and Swin, ConvNeXt and
+PVTv2 as mmdetection and mmpretrain build them. Weights are random. At every size the outputs of our
+models are held against those of the published form on the same weights first: what differs is named
+and gets no time. All take turns in one loop, so that whatever else the machine does meets them
+alike. Prints a table, and writes it with the raw figures and a drawing to ``--out``.
 
 A model that took longer than ``--seconds`` at one size is left out of larger ones, and so is the
 published form where its scores would take more than ``--gib``.
@@ -89,12 +90,14 @@ class Competitor:
         module (nn.Module): The backbone.
         yardstick (str | None): The competitor with the same weights whose outputs it has to have.
         scores (Callable): Bytes of the softmax scores that it holds for pictures (B, H, W).
+        amp (bool): Whether it runs under the autocast that is asked for.
     """
 
     name: str
     module: nn.Module
     yardstick: str | None = None
     scores: Callable[[int, int, int], int] = lambda *_: 0
+    amp: bool = True
 
 
 def randomise(module: nn.Module, seed: int = 0) -> None:
@@ -132,7 +135,9 @@ def scores_bytes(arch: str, attn_types: Iterable[str]) -> Callable[[int, int, in
     return count
 
 
-def build(family: str, arch: str, peers: Iterable[str], with_compiled: bool) -> list[Competitor]:
+def build(
+    family: str, arch: str, peers: Iterable[str], with_compiled: bool, amp: bool = False
+) -> list[Competitor]:
     """All competitors, ours and the published form with the same weights."""
     title = f'{FAMILIES[family].__name__}-{arch[0].upper()}'
     found = []
@@ -149,6 +154,9 @@ def build(family: str, arch: str, peers: Iterable[str], with_compiled: bool) -> 
             Competitor(PUBLISHED + suffix, published, scores=scores),
             Competitor(title + suffix, ours, yardstick=PUBLISHED + suffix),
         ]
+        if amp and not suffix:
+            plain = dict(yardstick=PUBLISHED, amp=False)
+            found.append(Competitor(f'{title}, float32', ours, **plain))
         if with_compiled and not suffix:
             module = torch.compile(published, dynamic=False)
             compiled = f'{PUBLISHED}, torch.compile'
@@ -239,13 +247,18 @@ def measure(
     }
     for name, reason in refused.items():
         rows[name]['left_out'] = reason
-    calls = {c.name: functools.partial(c.module, pictures) for c in admitted}
-    with autocast(arguments):
-        for name, call in calls.items():  # also the warm-up
-            rows[name]['memory'] = extra_bytes(call, arguments.device)
-        for name, times in take_turns(calls, arguments).items():
-            rows[name].update(summary(times, arguments.batch))
+    calls = {c.name: functools.partial(infer, c, pictures, arguments) for c in admitted}
+    for name, call in calls.items():  # also the warm-up
+        rows[name]['memory'] = extra_bytes(call, arguments.device)
+    for name, times in take_turns(calls, arguments).items():
+        rows[name].update(summary(times, arguments.batch))
     return list(rows.values())
+
+
+def infer(competitor: Competitor, pictures: Tensor, arguments: argparse.Namespace) -> object:
+    """A call of a competitor, under autocast if it takes part in that."""
+    with autocast(arguments) if competitor.amp else contextlib.nullcontext():
+        return competitor.module(pictures)
 
 
 # --- what is reported -----------------------------------------------------------------------------
@@ -369,7 +382,9 @@ def run(
         parser.error('--device cuda needs a GPU that PyTorch can use; this machine has none')
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
-    competitors = build(arguments.family, arguments.arch, arguments.peers, arguments.compile)
+    competitors = build(
+        arguments.family, arguments.arch, arguments.peers, arguments.compile, bool(arguments.amp)
+    )
     for c in competitors:
         c.module.to(arguments.device)
     dtype = arguments.amp or 'fp32'

@@ -59,6 +59,7 @@ def measure(
     competitors: list[models.Competitor], arguments: argparse.Namespace, size: tuple[int, int]
 ) -> list[dict]:
     """The rows of one size."""
+    competitors = [c for c in competitors if c.amp]
     generator = torch.Generator().manual_seed(0)
     pictures = torch.randn(arguments.batch, 3, *size, generator=generator).to(arguments.device)
     admitted, refused = models.affordable(competitors, arguments, size)
