@@ -55,7 +55,18 @@ def test_an_error_is_told_once(monkeypatch, tmp_path, capsys):
     monkeypatch.setenv(cli.LAUNCHED, '1')
     assert cli.run('refusing', []) == 1
     assert capsys.readouterr().err == ''
-    assert json.loads(record.read_text())['message'] == 'no data'
+    first = json.loads(record.read_text())
+    assert first['message'] == 'no data'
+    # What another process ended is never the first cause, whoever writes first.
+    (tmp_path / 'ended.py').write_text(
+        'def main(argv): raise RuntimeError("Connection closed by peer [127.0.0.1]:1")'
+    )
+    assert cli.run('ended', []) == 1
+    ended = json.loads(record.read_text())
+    assert (
+        ended['message'].startswith('another process')
+        and ended['timestamp'] - first['timestamp'] > 30
+    )
 
 
 def test_a_module_of_nobody_is_a_bug(monkeypatch, tmp_path):
