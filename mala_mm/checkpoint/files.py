@@ -28,6 +28,8 @@ from mala_mm import files
 from mala_mm.compat import safe_globals
 from mala_mm.errors import UserError
 
+from .weights import resolve
+
 META_KEY = 'mala_mm'
 """Where ``meta`` holds what :func:`mala_mm.checkpoint.convert` recorded."""
 
@@ -54,7 +56,8 @@ def load_checkpoint(path: str | os.PathLike, map_location: Any = 'cpu') -> dict:
 
     Args:
         path (str | os.PathLike): A ``.safetensors`` file, any other file that ``torch.save`` wrote,
-            or a URL of a scheme that mmengine knows (``https://``, ``s3://``, ...).
+            a URL of a scheme that mmengine knows (``https://``, ``s3://``, ...), or a name of
+            published weights (``mavit-tiny``), which :func:`.weights.resolve` looks up.
         map_location: Where tensors go, as in ``torch.load``.
 
     Returns:
@@ -68,7 +71,7 @@ def load_checkpoint(path: str | os.PathLike, map_location: Any = 'cpu') -> dict:
     path = os.fspath(path)
     if _is_url(path):
         return _load_url(path, map_location)
-    path = os.path.expanduser(path)
+    path = resolve(os.path.expanduser(path))
     if not os.path.isfile(path):
         kind = 'is a folder, not a file' if os.path.isdir(path) else 'does not exist'
         raise UserError(f'Checkpoint {path} {kind}; give the path of a checkpoint file')

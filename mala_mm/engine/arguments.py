@@ -9,6 +9,7 @@ from pathlib import Path
 from mmengine.config import Config, DictAction
 
 from mala_mm.checkpoint import enforce_safe_loading
+from mala_mm.checkpoint.weights import resolve
 from mala_mm.data.checks import check_dataset, check_evaluator, check_num_classes
 from mala_mm.errors import UserError
 
@@ -116,12 +117,15 @@ def check_checkpoint(path: str | None) -> None:
     """Check that a checkpoint is there, before anything is built.
 
     Args:
-        path (str, optional): A file, or a URL, which is not looked at.
+        path (str, optional): A file, a name of published weights, or a URL, which is not looked
+            at.
 
     Raises:
         UserError: If there is no such file.
     """
-    if path is not None and '://' not in path and not os.path.isfile(os.path.expanduser(path)):
+    if path is None or '://' in path:
+        return
+    if not os.path.isfile(resolve(os.path.expanduser(path))):
         raise UserError(f'Checkpoint {path} does not exist; give the path of a checkpoint file')
 
 

@@ -108,9 +108,12 @@ def augment(cfg: Config) -> None:
         cfg (Config): Changed in place.
 
     Raises:
-        UserError: If there is no default for the config's library.
+        UserError: If there is no default for the config's library, or the model predicts masks,
+            which mmdet's augmentation does not merge.
     """
     scope = cfg.get('default_scope')
+    if scope == 'mmdet' and (cfg.model.get('roi_head') or cfg.model).get('mask_head'):
+        raise UserError('--tta merges boxes alone, but the model has a mask_head; leave --tta out')
     dataset = cfg.test_dataloader.dataset
     while 'dataset' in dataset:
         dataset = dataset.dataset

@@ -9,6 +9,7 @@ from mmengine.config import Config
 from mala_mm.errors import InvalidLossError, UserError
 
 from . import arguments
+from .advice import advise
 from .config import set_precision
 from .runner import Runner
 
@@ -50,6 +51,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     arguments.check_data(cfg, 'train', 'val')
     runner = Runner.from_cfg(cfg)
     try:
+        for advice in advise(runner):
+            runner.logger.warning(advice)
         runner.train()
     except Exception as error:
         if runner.iter == 0 and not isinstance(error, InvalidLossError):

@@ -1,6 +1,15 @@
-"""Backbones, their layers and heads."""
+"""Backbones, their layers and heads. They need mmengine and mmcv, of which mmcv-lite is enough."""
 
-from .backbones import ARCHS, FAMILIES, RAVLT, MAViT
-from .heads import ProjectionNeck
+try:
+    from .backbones import ARCHS, FAMILIES, RAVLT, MAViT
+    from .heads import ProjectionNeck
+except ModuleNotFoundError as error:
+    if error.name not in ('mmcv', 'mmengine'):
+        raise
+    raise ModuleNotFoundError(
+        f'The backbones need {error.name}, which is not installed; run '
+        'python -m pip install mmengine mmcv-lite',
+        name=error.name,
+    ) from None
 
 __all__ = ['ARCHS', 'FAMILIES', 'MAViT', 'ProjectionNeck', 'RAVLT']

@@ -7,7 +7,8 @@ from mala_mm.engine.config import load_config
 from mala_mm.engine.test import augment, draw_predictions, save_label_maps
 from mala_mm.errors import UserError
 
-DET = 'configs/det/mavit/mask-rcnn_mavit-t_fpn_amp-1x_coco.py'
+DET = 'configs/det/mavit/retinanet_mavit-t_fpn_amp-1x_coco.py'
+MASKS = 'configs/det/mavit/mask-rcnn_mavit-t_fpn_amp-1x_coco.py'
 SEG = 'configs/seg/mavit/upernet_mavit-t_8xb2-amp-160k_ade20k-512x512.py'
 CLS = 'configs/cls/mavit/mavit-t_8xb128_in1k.py'
 
@@ -27,6 +28,11 @@ def test_flips_where_a_config_says_nothing(repo, name, tta):
     if keys:  # the predictions are flipped back by these
         assert packs.meta_keys == (*keys, 'flip', 'flip_direction')
     assert pack.get('meta_keys', ()) == keys  # other loaders share the pipeline
+
+
+def test_masks_are_not_merged(repo):
+    with pytest.raises(UserError, match='--tta merges boxes alone'):
+        augment(load_config(repo / MASKS))
 
 
 def test_what_a_config_says_is_taken_also_in_a_wrapped_data_set(repo):

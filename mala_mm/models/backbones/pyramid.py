@@ -85,7 +85,9 @@ class AttentionPyramid(BaseModule):
         deploy (bool): For inference alone: call :meth:`deploy` before the first image.
         init_cfg (dict | list[dict], optional): mmengine's initialisation config.
             ``dict(type='Pretrained', checkpoint=...)`` takes this package's files and those with
-            the published names, see :func:`mala_mm.checkpoint.load_into`.
+            the published names, see :func:`mala_mm.checkpoint.load_into`, once ``init_weights()``
+            is called, as mmengine's runner does.
+        pretrained (str, optional): The same file, loaded at once.
 
     Raises:
         TypeError: If ``arch`` is neither a name nor a dict.
@@ -111,7 +113,12 @@ class AttentionPyramid(BaseModule):
         with_cp: bool = False,
         deploy: bool = False,
         init_cfg: dict | list[dict] | None = None,
+        pretrained: str | None = None,
     ) -> None:
+        if pretrained is not None:
+            if init_cfg is not None:
+                raise ValueError('give pretrained or init_cfg, not both')
+            init_cfg = dict(type='Pretrained', checkpoint=pretrained)
         if init_cfg is None:
             init_cfg = [
                 dict(type='TruncNormal', layer='Conv2d', std=0.02, bias=0.0),
@@ -173,6 +180,9 @@ class AttentionPyramid(BaseModule):
             if output_norm and i in self.out_indices:
                 self.add_module(f'norm{i}', LayerNorm2d(dims))
         self._freeze_stages()
+        self._to_be_loaded = bool(self._pretrained_configs())
+        if pretrained is not None:
+            self._load_pretrained()
 
     @classmethod
     def output_channels(
@@ -206,6 +216,19 @@ class AttentionPyramid(BaseModule):
             raise RuntimeError(
                 'the exporter of torch.onnx that traces is wrong at other sizes of image, in '
                 'silence: use torch.onnx.export(..., dynamo=True) or tools/export.py'
+            )
+        if isinstance(x, torch.fx.Proxy):
+            raise TypeError(
+                f'torch.fx cannot trace {type(self).__name__}, whose path depends on the size of '
+                'the image; use torch.export.export, or out_indices for the maps of other stages'
+            )
+        if self._to_be_loaded:
+            self._to_be_loaded = False
+            (cfg, *_) = self._pretrained_configs()
+            warnings.warn(
+                f'init_cfg names {cfg["checkpoint"]}, which was not loaded: call init_weights() '
+                'before, or build with pretrained=FILE.',
+                stacklevel=2,
             )
         if self._deploy_first and not self._deployed:
             self.deploy()
@@ -256,13 +279,24 @@ class AttentionPyramid(BaseModule):
         Raises:
             mala_mm.errors.UserError: If a ``Pretrained`` file does not fit.
         """
-        configs = [self.init_cfg] if isinstance(self.init_cfg, dict) else list(self.init_cfg or ())
-        pretrained = [cfg for cfg in configs if cfg['type'] in ('Pretrained', PretrainedInit)]
+        pretrained = self._pretrained_configs()
         load_after = not self.is_init
-        self.init_cfg, init_cfg = [cfg for cfg in configs if cfg not in pretrained], self.init_cfg
+        others = [cfg for cfg in self._init_configs() if cfg not in pretrained]
+        self.init_cfg, init_cfg = others, self.init_cfg
         super().init_weights()
         self.init_cfg = init_cfg
-        for cfg in pretrained if load_after else ():
+        if load_after:
+            self._load_pretrained()
+
+    def _init_configs(self) -> list[dict]:
+        return [self.init_cfg] if isinstance(self.init_cfg, dict) else list(self.init_cfg or ())
+
+    def _pretrained_configs(self) -> list[dict]:
+        kinds = ('Pretrained', PretrainedInit)
+        return [cfg for cfg in self._init_configs() if cfg['type'] in kinds]
+
+    def _load_pretrained(self) -> None:
+        for cfg in self._pretrained_configs():
             WEIGHT_INITIALIZERS.build({**cfg, 'type': 'mala_mm.Pretrained'})(self)
 
     def _save_to_state_dict(self, destination: dict, prefix: str, keep_vars: bool) -> None:
@@ -278,6 +312,7 @@ class AttentionPyramid(BaseModule):
             raise RuntimeError(
                 'a deployed backbone takes no checkpoint: load it before deploy(), into a new model'
             )
+        self._to_be_loaded = False
         trained, built = local_metadata.get('attn_types'), len(self.stages)
         if trained is not None and tuple(trained[:built]) != self.attn_types[:built]:
             message = (
