@@ -20,7 +20,9 @@ from mala_mm.engine.arguments import make_parser
 from mala_mm.errors import UserError
 from mala_mm.paths import ROOT
 
+from . import linear_attention
 from .complexity import build_on_meta, count_complexity
+from .markdown import insert, markdown_table
 
 TABLE = 'configs/model_zoo.yml'
 COUNTS = 'configs/complexity.yml'
@@ -165,12 +167,6 @@ def render_index(folders: list[str]) -> str:
     return f'{GENERATED}Import:\n{imports}'
 
 
-def markdown_table(header: list[str], rows: list[list[str]]) -> str:
-    """Render a table with its first column left, all others right."""
-    rule = ['---', *['---:'] * (len(header) - 1)]
-    return '\n'.join(f'| {" | ".join(row)} |' for row in (header, rule, *rows))
-
-
 def render_results(models: list[Model], zoo: dict, counts: dict) -> str:
     """Render the tables of one README; what nobody measured stays empty."""
     sections = []
@@ -254,20 +250,6 @@ def _figures(metrics: dict, names: Iterable[str]) -> str:
     return ', '.join(re.sub('Top 1 Accuracy (.*)', r'top-1 \1 %', text) for text in texts)
 
 
-def insert(path: str, content: str) -> str:
-    """Put generated content between the two markers of a file.
-
-    Raises:
-        UserError: If the file or its markers are missing.
-    """
-    begin, end = '<!-- written by tools/model_zoo.py -->\n', '\n<!-- end -->'
-    text = (ROOT / path).read_text() if (ROOT / path).is_file() else ''
-    if text.count(begin) != 1 or text.count(end) != 1:
-        raise UserError(f'{path} must hold the lines {begin.strip()} and {end.strip()} once each')
-    pattern = re.escape(begin) + '.*' + re.escape(end)
-    return re.sub(pattern, lambda _: f'{begin}\n{content}\n{end}', text, flags=re.DOTALL)
-
-
 def generate(zoo: dict, models: list[Model], counts: dict) -> Iterator[tuple[str, str]]:
     """Yield each generated file's path and content."""
     for model in models:
@@ -281,8 +263,15 @@ def generate(zoo: dict, models: list[Model], counts: dict) -> Iterator[tuple[str
     yield 'model-index.yml', render_index(folders)
     for task in sorted({Path(folder).parent.as_posix() for folder in folders}):
         members = [model for model in models if model.folder.startswith(f'{task}/')]
-        yield f'{task}/README.md', insert(f'{task}/README.md', render_results(members, zoo, counts))
-    yield 'docs/complexity.md', insert('docs/complexity.md', render_complexity(models, counts))
+        yield (
+            f'{task}/README.md',
+            insert(ROOT, f'{task}/README.md', render_results(members, zoo, counts)),
+        )
+    yield from linear_attention.generate(ROOT)
+    yield (
+        'docs/complexity.md',
+        insert(ROOT, 'docs/complexity.md', render_complexity(models, counts)),
+    )
 
 
 def update(check: bool, recount: bool) -> list[str]:

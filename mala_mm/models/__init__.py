@@ -3,6 +3,7 @@
 try:
     from .backbones import ARCHS, FAMILIES, RAVLT, MAViT
     from .heads import ProjectionNeck
+    from .hosts import replace_attention
 except ModuleNotFoundError as error:
     if error.name not in ('mmcv', 'mmengine'):
         raise
@@ -12,4 +13,4 @@ except ModuleNotFoundError as error:
         name=error.name,
     ) from None
 
-__all__ = ['ARCHS', 'FAMILIES', 'MAViT', 'ProjectionNeck', 'RAVLT']
+__all__ = ['ARCHS', 'FAMILIES', 'MAViT', 'ProjectionNeck', 'RAVLT', 'replace_attention']

@@ -74,7 +74,8 @@ def test_files_are_the_grid():
         str(path.relative_to(CONFIGS))
         for task in ('det', 'seg', 'cls')
         for path in (CONFIGS / task).glob('*/*.py')
-        if path.parent.name != '_base_'
+        # the comparison has a table and a test of its own
+        if path.parent.name not in ('_base_', 'linear_attention')
     }
     assert found == {entry.file for entry in GRID}
     assert len([e for e in GRID if e.recipe.task != 'cls']) == 44

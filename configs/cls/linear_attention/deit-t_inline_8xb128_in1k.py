@@ -1,0 +1,19 @@
+# DeiT-T with InLine attention, 6,477,736 parameters.
+# MALA paper, table 9: top-1 74.5 % on ImageNet-1K val; not measured here.
+# Total batch 1024 (8 GPUs x 128), lr 1e-3 and 20 epochs of warm-up, as DeiT and Swin are trained.
+# bash tools/dist_train.sh configs/cls/linear_attention/deit-t_inline_8xb128_in1k.py 8
+_base_ = '../_base_/deit-t_8xb128_in1k.py'
+model = dict(
+    backbone=dict(
+        type='mala_mm.ReplaceAttention',
+        host='VisionTransformer',
+        attn_types='inline',
+        arch=dict(
+            _delete_=True,
+            embed_dims=192,
+            num_layers=12,
+            num_heads=6,
+            feedforward_channels=768,
+        ),
+    )
+)
