@@ -228,9 +228,9 @@ def render(results: dict) -> str:
         if lost:
             cells = ['diverged', f'in {len(lost)}, from step {min(lost)}', str(len(accuracies)), '']
         elif accuracies:
-            spread = max(accuracies) - min(accuracies)
+            spread = f'{max(accuracies) - min(accuracies):.1f}' if len(accuracies) > 1 else ''
             losses = statistics.fmean(run['loss'] for run in row['runs'])
-            cells = [f'{statistics.fmean(accuracies):.1f}', f'{spread:.1f}', str(len(accuracies))]
+            cells = [f'{statistics.fmean(accuracies):.1f}', spread, str(len(accuracies))]
             cells.append(f'{losses:.2f}')
         cells.append(f'{row["params"]:,}')
         for key, digits in (('ms', 1), ('mib', 0)):
@@ -253,6 +253,7 @@ def draw(results: dict, path: Path) -> None:
     left.invert_yaxis()
     left.set(xlabel='accuracy on unseen pictures, %; a dot is a seed', xlim=(0, 100))
     left.axvline(100 / len(THING_CLASSES), color='grey', linestyle=':')
+    right.set_prop_cycle(color=plt.get_cmap('tab20').colors)
     for name, row in rows.items():
         if 'ms' in row and ('mala' not in name or name == 'mala'):
             pixels = [height * width for height, width in SIZES]
@@ -298,7 +299,7 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     args = parser.parse_args(argv)
     for name in args.names:
         if name not in NAMES:
-            raise UserError(f'--names takes some of {list(NAMES)}, got {name!r}')
+            raise UserError(f'--names must be some of {list(NAMES)}, got {name!r}')
     for option, least in (('seeds', 1), ('epochs', 1), ('images', 64), ('rounds', 1)):
         if getattr(args, option) < least:
             raise UserError(f'--{option} must be {least} or more, got {getattr(args, option)}')

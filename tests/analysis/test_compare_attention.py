@@ -69,7 +69,7 @@ def test_a_loss_that_is_no_number_ends_a_training(monkeypatch):
 @pytest.mark.parametrize(
     ('arguments', 'match'),
     [
-        (['--names', 'mela'], "--names takes some of .*'mala'.*got 'mela'"),
+        (['--names', 'mela'], "--names must be some of .*'mala'.*got 'mela'"),
         (['--seeds', '0'], '--seeds must be 1 or more, got 0'),
         (['--images', '8'], '--images must be 64 or more, got 8'),
     ],
