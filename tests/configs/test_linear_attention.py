@@ -85,4 +85,4 @@ def test_a_classifier_takes_a_step(name):
     for key, parameter in model.named_parameters():
         assert parameter.grad is not None and parameter.grad.isfinite().all(), key
     weight = next(m for m in model.modules() if isinstance(m, TokenAttention)).qkv.weight
-    assert weight.std() == pytest.approx(0.02, rel=0.1)  # the recipe's initialisation
+    assert weight.std().item() == pytest.approx(0.02, rel=0.1)  # the recipe's initialisation
