@@ -1,6 +1,7 @@
 """What the compiler makes of the Triton kernels: needs no GPU.
 
     python -m benchmarks.aot [--arch 90] [--head-dim 64 96] [--dtype bf16 fp16] [--all]
+    python -m benchmarks.aot --case 'reduce_keys d64 bf16 sm_90 mala' ...    # prints only these
 
 Every kernel is compiled to machine code for the given architectures, as the heuristics configure
 it. What can be read from the result is printed and written to ``benchmarks/results/aot.md``:
@@ -24,10 +25,11 @@ from pathlib import Path
 import torch
 
 from benchmarks.traffic import SHAPES, Shape
-from mala_mm.ops.fused.triton import plan
+from mala_mm.ops.fused.triton import tiling
 
 DTYPES = {'bf16': torch.bfloat16, 'fp16': torch.float16, 'fp32': torch.float32}
 FLOAT32_POINTERS = ('part', 'peak', 'query', 'states', 'dstates', 'dquery', 'result')
+MAPS = ('q', 'k', 'v', 'o', 'y', 'lepe', 'dq', 'dk', 'dv', 'do', 'dy', 'dlepe')
 FLOATS = ('scale', 'tail_scale', 'eps')
 RESULTS = Path(__file__).parent / 'results' / 'aot.md'
 # What a launch makes, of all that its kernel can.
@@ -77,6 +79,23 @@ class Case:
         words += [] if self.aligned else ['unaligned']
         return ' '.join(words)
 
+    @classmethod
+    def parse(cls, text: str) -> Case:
+        """The case of a name as the table has it."""
+        name, head_dim, dtype, arch, kind, *rest = text.split()
+        others = {'gated', 'channel-first', 'unaligned'}
+        return cls(
+            name,
+            int(head_dim.removeprefix('d')),
+            dtype,
+            int(arch.removeprefix('sm_')),
+            kind,
+            gated='gated' in rest,
+            token_major='channel-first' not in rest,
+            aligned='unaligned' not in rest,
+            part=' '.join(word for word in rest if word not in others),
+        )
+
 
 @dataclass(frozen=True)
 class Report:
@@ -92,6 +111,7 @@ class Report:
         dots: Dots in the kernel.
         tensor_core: Tensor-core instructions (mma or wgmma).
         loads: Global loads (copies to shared memory too) by width in bytes.
+        swallows: Minima and maxima that return the number where one operand is NaN.
         rows, columns, warps, stages: The configuration.
     """
 
@@ -104,6 +124,7 @@ class Report:
     dots: int
     tensor_core: int
     loads: dict[int, int]
+    swallows: int
     rows: int
     columns: int
     warps: int
@@ -127,7 +148,7 @@ def published(archs=(90,), head_dims=(64, 96), dtypes=('bf16', 'fp16')) -> Itera
                     if name == 'reduce_queries':
                         yield Case(name, head_dim, dtype, arch, kind='rala')
                         continue
-                    fused = plan.default_config(name, head_dim, DTYPES[dtype], arch).fused
+                    fused = tiling.default_tiling(name, head_dim, DTYPES[dtype], arch).fused
                     parts = {
                         'backward_queries': ('dKV', 'dkbar, dq'),
                         'backward_keys': ('dv', 'dk'),
@@ -140,7 +161,7 @@ def published(archs=(90,), head_dims=(64, 96), dtypes=('bf16', 'fp16')) -> Itera
 
 def _passes(head_dim: int, dtype: str, arch: int) -> Iterator[Case]:
     def fused(name: str) -> bool:
-        return plan.default_config(name, head_dim, DTYPES[dtype], arch).fused
+        return tiling.default_tiling(name, head_dim, DTYPES[dtype], arch).fused
 
     for kind, token_major in (('mala', True), ('rala', True), ('mala', False)):
         common = {'head_dim': head_dim, 'dtype': dtype, 'arch': arch}
@@ -163,15 +184,15 @@ def _passes(head_dim: int, dtype: str, arch: int) -> Iterator[Case]:
             yield Case('backward_keys', part=part, **common)
 
 
-def compile_case(case: Case, config: plan.Config | None = None):
+def compile_case(case: Case, chosen: tiling.Tiling | None = None):
     """Compile without a device.
 
     Args:
         case (Case): What to compile.
-        config (Config, optional): Replaces the heuristics' choice.
+        chosen (Tiling, optional): Replaces the heuristics' choice.
 
     Returns:
-        tuple: Triton's compiled kernel and the configuration.
+        tuple: Triton's compiled kernel and the tiling.
     """
     import triton
     from triton.backends.compiler import GPUTarget
@@ -181,21 +202,22 @@ def compile_case(case: Case, config: plan.Config | None = None):
 
     dtype = DTYPES[case.dtype]
     unit = 16 // dtype.itemsize if case.aligned else 1
-    chosen = config or plan.default_config(case.name, case.head_dim, dtype, case.arch)
+    chosen = chosen or tiling.default_tiling(case.name, case.head_dim, dtype, case.arch)
     layout = (0 if case.token_major else 8) + unit.bit_length() - 1
     kernel = getattr(kernels, case.name)
     flags = {
         'D': case.head_dim,
-        'P': plan.padded(case.head_dim),
+        'P': tiling.padded(case.head_dim),
         'ROWS': chosen.rows,
         'COLUMNS': chosen.columns,
         'STAGES': chosen.stages,
+        'FOLLOW': chosen.follow,
         'WIDTH_UNIT': 1 if case.token_major else unit,
         'ROTARY': True,
         'MALA': case.kind == 'mala',
         'WEIGHTED': case.kind == 'rala',
         'GATED': case.gated,
-        'DOT': plan.precision(dtype),
+        'DOT': tiling.precision(dtype),
     }
     flags |= {name: name in PARTS[case.part] for parts in PARTS.values() for name in parts}
     signature, constants, attributes = {}, {}, {}
@@ -272,6 +294,7 @@ def inspect(case: Case, compiled, chosen) -> Report:
         dots=len(re.findall(r'= tt\.dot\b', compiled.asm['ttir'])),
         tensor_core=len(re.findall(r'\b(?:HMMA|HGMMA|QGMMA|UTCHMMA|UTCQMMA)\b', code)),
         loads=dict(sorted(loads.items(), reverse=True)),
+        swallows=len(re.findall(r'\b(?:min|max)\.(?:ftz\.)?f32', compiled.asm['ptx'])),
         rows=chosen.rows,
         columns=chosen.columns,
         warps=chosen.warps,
@@ -326,32 +349,17 @@ def bar(case: Case, report: Report, shape: Shape) -> str:
     )
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split('\n')[0])
-    parser.add_argument('--arch', type=int, nargs='+', default=(90,))
-    parser.add_argument('--head-dim', type=int, nargs='+', default=(64, 96))
-    parser.add_argument('--dtype', nargs='+', choices=DTYPES, default=('bf16', 'fp16'))
-    parser.add_argument('--all', action='store_true', help='every operator, layout and part')
-    parser.add_argument('--out', type=Path, default=RESULTS)
-    parser.add_argument('--json', type=Path, help='where to write the reports, one a line')
-    args = parser.parse_args()
-    if os.environ.get('TRITON_INTERPRET') == '1':
-        parser.error('with TRITON_INTERPRET=1 nothing is compiled')
+def write(found: list[tuple[Case, Report]], path: Path) -> None:
+    """Write both tables."""
     import triton
 
-    lines, bars = [], []
-    print(TABLE)
-    for case in (cases if args.all else published)(args.arch, args.head_dim, args.dtype):
-        report = inspect(case, *compile_case(case))
-        lines.append(row(case, report))
-        print(lines[-1], flush=True)
-        if case.arch == 90 and case.token_major and case.kind == 'mala' and case.dtype != 'fp32':
-            bars += [bar(case, report, x) for x in SHAPES if x.head_dim == case.head_dim]
-        if args.json:
-            with args.json.open('a') as file:
-                file.write(json.dumps(asdict(case) | asdict(report) | {'line': lines[-1]}) + '\n')
-    print('\n' + BARS, *bars, sep='\n')
-    args.out.parent.mkdir(parents=True, exist_ok=True)
+    bars = [
+        bar(case, report, shape)
+        for case, report in found
+        if case.arch == 90 and case.token_major and case.dtype != 'fp32'
+        for shape in SHAPES
+        if case.kind == 'mala' and shape.head_dim == case.head_dim
+    ]
     text = [
         '# What the compiler makes of the kernels',
         '',
@@ -367,14 +375,46 @@ def main() -> None:
         '',
         '## All kernels',
         '',
-        'Registers are per thread, spills are local memory and stack per thread, shared memory is '
-        f'per program (limits: {plan.shared_memory(80)} KiB on sm_80, {plan.shared_memory(90)} KiB '
-        'on sm_90). The loop is counted in instructions; bare loads are those past the pipeline.',
+        'Registers are per thread, spills are local memory and stack per thread (what they cost is '
+        'in the loop), shared memory is per program '
+        f'(limits: {tiling.shared_memory(80)} KiB on sm_80, {tiling.shared_memory(90)} KiB on '
+        'sm_90). The loop is counted in instructions; bare loads are those past the pipeline.',
         '',
         TABLE,
-        *lines,
+        *(row(case, report) for case, report in found),
     ]
-    args.out.write_text('\n'.join(text) + '\n')
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text('\n'.join(text) + '\n')
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split('\n')[0])
+    parser.add_argument('--arch', type=int, nargs='+', default=(90,))
+    parser.add_argument('--head-dim', type=int, nargs='+', default=(64, 96))
+    parser.add_argument('--dtype', nargs='+', choices=DTYPES, default=('bf16', 'fp16'))
+    parser.add_argument('--all', action='store_true', help='every operator, layout and part')
+    parser.add_argument('--case', nargs='+', help='only these, as the table names them')
+    parser.add_argument('--out', type=Path, help=f'default: {RESULTS}, none with --case')
+    parser.add_argument('--json', type=Path, help='where to add the reports, one a line')
+    args = parser.parse_args()
+    if os.environ.get('TRITON_INTERPRET') == '1':
+        parser.error('with TRITON_INTERPRET=1 nothing is compiled')
+    if args.case:
+        todo = [Case.parse(text) for text in args.case]
+    else:
+        todo = (cases if args.all else published)(args.arch, args.head_dim, args.dtype)
+    found = []
+    print(TABLE)
+    for case in todo:
+        report = inspect(case, *compile_case(case))
+        found.append((case, report))
+        print(row(case, report), flush=True)
+        if args.json:
+            with args.json.open('a') as file:
+                entry = {'case': str(case), 'line': row(case, report)} | asdict(report)
+                file.write(json.dumps(entry) + '\n')
+    if args.out or not args.case:
+        write(found, args.out or RESULTS)
 
 
 if __name__ == '__main__':

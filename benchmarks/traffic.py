@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import torch
 
 from mala_mm.ops.fused.library import state_rows
-from mala_mm.ops.fused.triton.plan import config, cut
+from mala_mm.ops.fused.triton.tiling import cut, tiling
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Launch:
 
 def _token_pass(name, shape, dtype, multiprocessors, tensors, states, partial) -> Launch:
     """A pass over the tokens: ``tensors`` of size t, states read per program, partials written."""
-    chosen = config(name, shape.head_dim, dtype, True)
+    chosen = tiling(name, shape.head_dim, dtype, True)
     heads = shape.batch * shape.heads
     strips, pieces, _ = cut(chosen, heads, (shape.height, shape.width), multiprocessors)
     programs = heads * strips * pieces
@@ -108,14 +108,14 @@ def backward(shape: Shape, dtype: torch.dtype, multiprocessors: int, kind='mala'
     launches = []
     if gated:  # q, lepe, o, g in; the gradients of o and lepe out
         launches.append(token_pass('backward_gate', 6, states, 0))
-    if config('backward_queries', d, dtype, True).fused:
+    if tiling('backward_queries', d, dtype, True).fused:
         launches.append(token_pass('backward_queries', 2 if rala else 3, states, rows))
     else:
         launches.append(token_pass('backward_queries', 2, states - d * d, rows - d))
         launches.append(token_pass('backward_queries', 2 if rala else 3, states, d))
     launches.append(_combine(launches[-1].programs // heads, heads, rows))
     read, written = rows + (states if rala else 0), d if rala else 0
-    if config('backward_keys', d, dtype, True).fused:
+    if tiling('backward_keys', d, dtype, True).fused:
         launches.append(token_pass('backward_keys', 4, read, written))
     else:
         launches.append(token_pass('backward_keys', 2, rows, 0))

@@ -3,7 +3,7 @@
     python -m benchmarks.tune --out tuned.json [--head-dim 64 96] [--dtype bfloat16] [--minutes 20]
     MALA_MM_TUNED=tuned.json python train.py ...
 
-Writes, per device, what differs from the defaults of ``mala_mm/ops/fused/triton/plan.py``. A pass
+Writes, per device, what differs from the defaults of ``mala_mm/ops/fused/triton/tiling.py``. A pass
 is tuned over three sizes at once (the geometric mean of its kernel's times, replayed in a graph):
 no size decides alone.
 Entries of other devices in an existing file are kept.
@@ -27,14 +27,14 @@ from unittest import mock
 import torch
 
 from mala_mm.ops.fused import library
-from mala_mm.ops.fused.triton import launch, plan
+from mala_mm.ops.fused.triton import launch, tiling
 
 SIZES = ((200, 334), (128, 512), (50, 84))
 GRID = {'rows': (1, 2, 4, 8), 'warps': (4, 8), 'stages': (1, 2, 3, 4), 'residency': (1, 2, 3, 4)}
 FEW = {'rows': (2, 4), 'warps': (4,), 'stages': (2,), 'residency': (2,)}
 
 
-def candidates(default: plan.Config, grid: dict) -> list[plan.Config]:
+def candidates(default: tiling.Tiling, grid: dict) -> list[tiling.Tiling]:
     """The default and all of the grid; what is fused stays as the default has it."""
     found = [default]
     for values in itertools.product(*grid.values()):
@@ -101,15 +101,15 @@ def calls(
 
 
 @contextlib.contextmanager
-def configured(name: str, chosen: plan.Config) -> Iterator[None]:
+def configured(name: str, chosen: tiling.Tiling) -> Iterator[None]:
     """Inside, ``chosen`` is what the heuristics say of a pass."""
-    original = plan.default_config
+    original = tiling.default_tiling
 
-    def default_config(other: str, *rest) -> plan.Config:
+    def default_tiling(other: str, *rest) -> tiling.Tiling:
         return chosen if other == name else original(other, *rest)
 
     launch.forget_plans()
-    with mock.patch.object(plan, 'default_config', default_config):
+    with mock.patch.object(tiling, 'default_tiling', default_tiling):
         yield
     launch.forget_plans()
 
@@ -117,7 +117,7 @@ def configured(name: str, chosen: plan.Config) -> Iterator[None]:
 def tune(name, head_dim, dtype, token_major, sizes, grid, device, capability, end) -> dict:
     """The fields in which the fastest configuration differs from the default."""
     todo = [calls(name, head_dim, dtype, token_major, size, device) for size in sizes]
-    default = plan.default_config(name, head_dim, dtype, capability)
+    default = tiling.default_tiling(name, head_dim, dtype, capability)
     best, best_time = default, math.inf
     for chosen in candidates(default, grid):
         if time.perf_counter() > end:
@@ -135,16 +135,16 @@ def tune(name, head_dim, dtype, token_major, sizes, grid, device, capability, en
         mean = math.exp(statistics.fmean(map(math.log, times)))
         if mean < 0.98 * best_time:  # what is within the noise does not replace the default
             best, best_time = chosen, mean
-    print(f'{plan.key(name, head_dim, dtype, token_major)}: {best}, {1e6 * best_time:.1f} us')
+    print(f'{tiling.key(name, head_dim, dtype, token_major)}: {best}, {1e6 * best_time:.1f} us')
     return {key: value for key, value in asdict(best).items() if value != getattr(default, key)}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split('\n')[0])
     parser.add_argument('--out', type=Path, required=True)
-    parser.add_argument('--head-dim', type=int, nargs='+', default=plan.HEAD_DIMS)
+    parser.add_argument('--head-dim', type=int, nargs='+', default=tiling.HEAD_DIMS)
     parser.add_argument('--dtype', nargs='+', default=['bfloat16'])
-    parser.add_argument('--passes', nargs='+', choices=plan.PASSES, default=plan.PASSES)
+    parser.add_argument('--passes', nargs='+', choices=tiling.PASSES, default=tiling.PASSES)
     parser.add_argument('--minutes', type=float, default=30)
     parser.add_argument('--dry-run', action='store_true', help='interpreted, at one toy size')
     args = parser.parse_args()
@@ -170,7 +170,7 @@ def main() -> None:
         kind = getattr(torch, dtype)
         better = tune(one, head_dim, kind, token_major, sizes, grid, device, capability, end)
         if better:
-            mine[plan.key(one, head_dim, kind, token_major)] = better
+            mine[tiling.key(one, head_dim, kind, token_major)] = better
         args.out.write_text(json.dumps(known, indent=1))
         if time.perf_counter() > end:
             print('time is up: what is not listed above keeps its default')

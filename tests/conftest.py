@@ -6,11 +6,17 @@ from pathlib import Path
 
 import hypothesis
 import pytest
+import torch
 from hypothesis import HealthCheck
 
 from .generated import demo  # noqa: F401, a fixture
 
 REPO = Path(__file__).resolve().parents[1]
+
+# Without a GPU the Triton kernels are interpreted, which is decided when Triton is imported. What
+# compiles them does so in a process of its own.
+if not torch.cuda.is_available():
+    os.environ.setdefault('TRITON_INTERPRET', '1')
 
 
 def pytest_addoption(parser):

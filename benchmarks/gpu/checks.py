@@ -19,16 +19,16 @@ DTYPES = {'bf16': torch.bfloat16, 'fp16': torch.float16, 'fp32': torch.float32}
 NAMES = ('out', 'dq', 'dk', 'dv', 'do', 'dlepe')
 
 
-def fused(qkvo, lepe, heads, kind='mala', form='published'):
+def fused(qkvo, lepe, heads, **spec):
     """The kernels, gated."""
-    return ops.gated_attention(qkvo, lepe, heads, kind=kind, form=form, backend='triton')
+    return ops.gated_attention(qkvo, lepe, heads, backend='triton', **spec)
 
 
-def formula(qkvo, lepe, heads, kind='mala', form='published'):
+def formula(qkvo, lepe, heads, kind='mala', form='published', rotary=True):
     """The same as it is written, in the type of its inputs."""
     size = tuple(qkvo.shape[2:])
     q, k, v, gate = (split_heads(x, heads) for x in qkvo.chunk(4, 1))
-    y = (eager(kind, q, k, v, size, form=form) + split_heads(lepe, heads)) * gate
+    y = (eager(kind, q, k, v, size, rotary=rotary, form=form) + split_heads(lepe, heads)) * gate
     return merge_heads(y, size, token_major=qkvo.stride(1) == 1)
 
 

@@ -143,7 +143,7 @@ def test_tuner_writes_what_the_heuristics_read(tmp_path, repo, monkeypatch):
     """Whatever it finds at a toy size, the file has the form that ``config`` takes."""
     import torch
 
-    from mala_mm.ops.fused.triton import plan
+    from mala_mm.ops.fused.triton import tiling
 
     path = tmp_path / 'tuned.json'
     path.write_text('{"another device": {"kept": {}}}')
@@ -155,12 +155,12 @@ def test_tuner_writes_what_the_heuristics_read(tmp_path, repo, monkeypatch):
     tuned = json.loads(path.read_text())
     assert tuned['another device'] == {'kept': {}}
 
-    key = plan.key('reduce_keys', 32, torch.bfloat16, True)
+    key = tiling.key('reduce_keys', 32, torch.bfloat16, True)
     tuned['interpreter'] = {key: {'rows': 8, 'warps': 2}}
     path = tmp_path / 'other.json'
     path.write_text(json.dumps(tuned))
     monkeypatch.setenv('MALA_MM_TUNED', str(path))
-    default = plan.default_config('reduce_keys', 32, torch.bfloat16)
-    found = plan.config('reduce_keys', 32, torch.bfloat16, True, 'interpreter')
+    default = tiling.default_tiling('reduce_keys', 32, torch.bfloat16)
+    found = tiling.tiling('reduce_keys', 32, torch.bfloat16, True, 'interpreter')
     assert (found.rows, found.warps, found.stages) == (8, 2, default.stages)
-    assert plan.config('reduce_keys', 32, torch.bfloat16, False, 'interpreter') == default
+    assert tiling.tiling('reduce_keys', 32, torch.bfloat16, False, 'interpreter') == default

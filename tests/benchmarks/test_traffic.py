@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from benchmarks import traffic
-from mala_mm.ops.fused.triton.plan import PASSES, config, cut
+from mala_mm.ops.fused.triton.tiling import PASSES, cut, tiling
 
 
 @pytest.mark.parametrize('multiprocessors', [108, 132], ids=['A100', 'H200'])
@@ -47,7 +47,7 @@ def test_tokens_are_dealt_out_without_rest():
     """Every token has its program, no program is without tokens, whatever the size."""
     for name in PASSES:
         for head_dim in (32, 96):
-            chosen = config(name, head_dim, torch.bfloat16, True)
+            chosen = tiling(name, head_dim, torch.bfloat16, True)
             for height, width in (
                 (1, 1),
                 (3, 5),
@@ -69,7 +69,7 @@ def test_tokens_are_dealt_out_without_rest():
 def test_programs_fill_the_device_once(shape, multiprocessors):
     """No program waits for another one's place; unless sums are written, few places idle."""
     for name in PASSES:
-        chosen = config(name, shape.head_dim, torch.bfloat16, True)
+        chosen = tiling(name, shape.head_dim, torch.bfloat16, True)
         heads, size = shape.batch * shape.heads, (shape.height, shape.width)
         strips, pieces, tiles = cut(chosen, heads, size, multiprocessors)
         places = multiprocessors * chosen.residency

@@ -242,7 +242,8 @@ def test_function_transforms_work_with_auto():
         (torch.zeros(1, 1, 15, 32, device='meta'), 'needs tensors on a CUDA device, got meta'),
     ],
 )
-def test_triton_says_why_not(tensor, message):
+def test_triton_says_why_not(tensor, message, monkeypatch):
+    monkeypatch.setattr(triton, '_INTERPRETED', False)
     with pytest.raises(ValueError, match=f"backend 'triton' {message}"):
         ops.mala_attention(tensor, tensor, tensor, size=(3, 5), backend='triton')
 

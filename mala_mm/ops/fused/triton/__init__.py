@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..library import Problem
-from .plan import DTYPES, HEAD_DIMS, lacks_memory
+from .tiling import DTYPES, HEAD_DIMS, lacks_memory
 
 _INSTALLED = importlib.util.find_spec('triton') is not None
 _INTERPRETED = os.environ.get('TRITON_INTERPRET') == '1'

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from . import stencil
-from .launch import Launch, Operand, Plan, _device, _unit, replay
+from .launch import Launch, Plan, _device, replay
+from .layout import Operand, common_unit
 
 TAPS = (3, 5)
 """Sizes of the kernels that there are."""
@@ -92,7 +93,7 @@ def _layout(x: Tensor) -> tuple[int, tuple[int, ...]]:
     strides = [s if n > 1 else 0 for s, n in zip(x.stride(), x.shape)]
     strides = (strides[0], *strides[2:])
     size = x.element_size()
-    unit = _unit(x.data_ptr() // size, *strides, most=16 // size)
+    unit = common_unit(x.data_ptr() // size, *strides, most=16 // size)
     return unit, tuple(s // unit for s in strides)
 
 
@@ -108,7 +109,7 @@ def _describe(
     x = maps['x']
     chosen = tile(name, taps, x.dtype)
     strips, across, pieces, rows, groups = cut(chosen, x.shape, _device(x.device.index)[2])
-    unit = _unit(x.shape[1], most=16 // x.element_size())
+    unit = common_unit(x.shape[1], most=16 // x.element_size())
     arguments = dict(
         strips=strips,
         across=across,

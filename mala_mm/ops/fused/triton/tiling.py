@@ -79,8 +79,8 @@ def lacks_memory(head_dim: int, dtype: torch.dtype, capability: int) -> str | No
 
 
 @dataclass(frozen=True)
-class Config:
-    """How one kernel is compiled and cut.
+class Tiling:
+    """How the kernel of one pass is compiled, and the feature map cut for it.
 
     Attributes:
         rows: Rows of the feature map in a tile.
@@ -93,15 +93,18 @@ class Config:
         fused: Whether one launch of a backward pass makes all of its gradients. Where its two
             (d, d) matrices do not fit into the registers of a program, a launch makes the gradients
             that need one of them, and the tokens are read once more.
+        follow: Whether a backward pass has its features follow the layout of a dot's result in the
+            registers (``laid_out`` in ``kernels/arithmetic.py``), or the compiler choose.
     """
 
     rows: int
-    columns: int
-    warps: int
-    stages: int
-    residency: int
+    columns: int = 16
+    warps: int = 4
+    stages: int = 2
+    residency: int = 1
     least: int = 0
     fused: bool = True
+    follow: bool = True
 
     @property
     def block(self) -> int:
@@ -114,55 +117,87 @@ def padded(head_dim: int) -> int:
     return 1 << (head_dim - 1).bit_length()
 
 
-def _passes(
-    reduce_keys: tuple,
-    apply_queries: tuple,
-    backward_gate: tuple,
-    backward_queries: tuple,
-    backward_keys: tuple,
-    fused: bool = True,
-) -> dict[str, Config]:
-    """Configurations by pass, from each one's (rows, warps, stages)."""
-    tiles = locals()
-    del tiles['fused']
-    # Nearly all registers are in use: of 64 Ki, 255 times 32 for each warp.
-    found = {
-        name: Config(rows, 16, warps, stages, residency=8 // warps)
-        for name, (rows, warps, stages) in tiles.items()
-    }
-    for name in ('backward_queries', 'backward_keys'):
-        found[name] = replace(found[name], fused=fused)
-    rows, warps, stages = reduce_keys
-    found['reduce_queries'] = Config(rows, 16, warps, stages, residency=2 * (8 // warps))
-    return found
-
-
-# By (dtype, whether the device has wgmma, channels of a tile). Chosen so that nothing spills and
-# that the loop is short (``benchmarks/results/aot.md``). Which of the tiles that fit are the
-# fastest takes a device to tell: ``benchmarks/tune.py``.
-_TILES = {
-    ('bfloat16', True, 32): _passes((4, 4, 3), (4, 4, 3), (4, 8, 3), (4, 8, 2), (4, 8, 2)),
-    ('bfloat16', True, 64): _passes((4, 4, 3), (4, 4, 3), (4, 8, 3), (4, 8, 3), (4, 8, 2)),
-    ('bfloat16', True, 128): _passes((4, 8, 3), (2, 8, 3), (2, 8, 2), (2, 8, 2), (2, 8, 2)),
-    ('bfloat16', False, 32): _passes((4, 4, 3), (4, 8, 2), (4, 8, 2), (2, 8, 2), (2, 8, 2)),
-    ('bfloat16', False, 64): _passes((4, 4, 3), (4, 8, 2), (4, 8, 2), (2, 8, 2), (2, 8, 2)),
-    ('bfloat16', False, 128): _passes((2, 8, 2), (2, 8, 2), (2, 8, 2), (1, 8, 2), (1, 8, 2)),
-    ('float32', True, 32): _passes((1, 4, 2), (1, 4, 2), (1, 4, 2), (1, 4, 2), (1, 4, 2)),
-    ('float32', True, 64): _passes((1, 4, 2), (1, 4, 2), (1, 4, 2), (1, 8, 2), (1, 8, 2)),
-    ('float32', True, 128): _passes((1, 8, 2), (1, 8, 1), (1, 8, 1), (1, 8, 1), (1, 8, 1), False),
+# By (type and tensor cores, channels of a tile). Chosen so that nothing spills and that the loop is
+# short (``benchmarks/results/aot.md``); nearly all registers are in use: of 64 Ki, 255 times 32 for
+# each warp. Which of the tiles that fit are the fastest takes a device to tell:
+# ``benchmarks/tune.py``.
+_TILINGS = {
+    ('half, wgmma', 32): {
+        'reduce_queries': Tiling(rows=4, warps=4, stages=3, residency=4),
+        'reduce_keys': Tiling(rows=4, warps=4, stages=3, residency=2),
+        'apply_queries': Tiling(rows=4, warps=4, stages=3, residency=2),
+        'backward_gate': Tiling(rows=4, warps=8, stages=3, residency=1),
+        'backward_queries': Tiling(rows=4, warps=8, stages=2, residency=1),
+        'backward_keys': Tiling(rows=4, warps=8, stages=2, residency=1),
+    },
+    ('half, wgmma', 64): {
+        'reduce_queries': Tiling(rows=4, warps=4, stages=3, residency=4),
+        'reduce_keys': Tiling(rows=4, warps=4, stages=3, residency=2),
+        'apply_queries': Tiling(rows=4, warps=4, stages=3, residency=2),
+        'backward_gate': Tiling(rows=4, warps=8, stages=3, residency=1),
+        'backward_queries': Tiling(rows=8, warps=8, stages=2, residency=1),
+        'backward_keys': Tiling(rows=4, warps=8, stages=2, residency=1, follow=False),
+    },
+    ('half, wgmma', 128): {
+        'reduce_queries': Tiling(rows=4, warps=8, stages=3, residency=2),
+        'reduce_keys': Tiling(rows=2, warps=4, stages=2, residency=2),
+        'apply_queries': Tiling(rows=4, warps=8, stages=2, residency=1),
+        'backward_gate': Tiling(rows=2, warps=8, stages=2, residency=1),
+        'backward_queries': Tiling(rows=2, warps=8, stages=2, residency=1),
+        'backward_keys': Tiling(rows=2, warps=8, stages=2, residency=1),
+    },
+    ('half, mma', 32): {
+        'reduce_queries': Tiling(rows=4, warps=4, stages=3, residency=4),
+        'reduce_keys': Tiling(rows=4, warps=4, stages=3, residency=2),
+        'apply_queries': Tiling(rows=4, warps=8, stages=2, residency=1),
+        'backward_gate': Tiling(rows=4, warps=8, stages=2, residency=1),
+        'backward_queries': Tiling(rows=2, warps=8, stages=2, residency=1),
+        'backward_keys': Tiling(rows=2, warps=8, stages=2, residency=1),
+    },
+    ('half, mma', 64): {
+        'reduce_queries': Tiling(rows=4, warps=4, stages=3, residency=4),
+        'reduce_keys': Tiling(rows=4, warps=4, stages=3, residency=2),
+        'apply_queries': Tiling(rows=4, warps=8, stages=2, residency=1),
+        'backward_gate': Tiling(rows=4, warps=8, stages=2, residency=1),
+        'backward_queries': Tiling(rows=4, warps=8, stages=2, residency=1),
+        'backward_keys': Tiling(rows=2, warps=8, stages=2, residency=1),
+    },
+    ('half, mma', 128): {
+        'reduce_queries': Tiling(rows=2, warps=8, stages=2, residency=2),
+        'reduce_keys': Tiling(rows=2, warps=8, stages=2, residency=1),
+        'apply_queries': Tiling(rows=2, warps=8, stages=2, residency=1),
+        'backward_gate': Tiling(rows=2, warps=8, stages=2, residency=1),
+        'backward_queries': Tiling(rows=1, warps=8, stages=2, residency=1, fused=False),
+        'backward_keys': Tiling(rows=1, warps=8, stages=2, residency=1),
+    },
+    ('float32', 32): {
+        'reduce_queries': Tiling(rows=1, warps=4, stages=2, residency=4),
+        'reduce_keys': Tiling(rows=1, warps=4, stages=2, residency=2),
+        'apply_queries': Tiling(rows=1, warps=4, stages=2, residency=2),
+        'backward_gate': Tiling(rows=1, warps=4, stages=2, residency=2),
+        'backward_queries': Tiling(rows=1, warps=4, stages=2, residency=2),
+        'backward_keys': Tiling(rows=1, warps=4, stages=2, residency=2),
+    },
+    ('float32', 64): {
+        'reduce_queries': Tiling(rows=1, warps=4, stages=2, residency=4),
+        'reduce_keys': Tiling(rows=1, warps=4, stages=2, residency=2),
+        'apply_queries': Tiling(rows=1, warps=4, stages=2, residency=2),
+        'backward_gate': Tiling(rows=1, warps=4, stages=2, residency=2),
+        'backward_queries': Tiling(rows=1, warps=8, stages=2, residency=1),
+        'backward_keys': Tiling(rows=1, warps=8, stages=2, residency=1),
+    },
+    ('float32', 128): {
+        'reduce_queries': Tiling(rows=1, warps=8, stages=2, residency=2),
+        'reduce_keys': Tiling(rows=1, warps=8, stages=2, residency=1),
+        'apply_queries': Tiling(rows=1, warps=8, stages=1, residency=1),
+        'backward_gate': Tiling(rows=1, warps=8, stages=1, residency=1),
+        'backward_queries': Tiling(rows=1, warps=8, stages=1, residency=1, fused=False),
+        'backward_keys': Tiling(rows=1, warps=8, stages=1, residency=1, fused=False),
+    },
 }
-_TILES['bfloat16', False, 64]['backward_queries'] = Config(4, 16, 8, 2, residency=1)
-_TILES['bfloat16', False, 128]['backward_queries'] = Config(1, 16, 8, 2, residency=1, fused=False)
-for _channels in (32, 64, 128):
-    _TILES['float32', False, _channels] = _TILES['float32', True, _channels]
-    for _wgmma in (True, False):
-        _TILES['float16', _wgmma, _channels] = _TILES['bfloat16', _wgmma, _channels]
-_TILES['float16', True, 64] = _TILES['float16', True, 64] | {
-    'backward_queries': Config(4, 16, 8, 2, residency=1)
-}
 
 
-def default_config(name: str, head_dim: int, dtype: torch.dtype, capability: int = 90) -> Config:
+def default_tiling(name: str, head_dim: int, dtype: torch.dtype, capability: int = 90) -> Tiling:
     """The configuration of a pass where no tuned one is known.
 
     Args:
@@ -172,14 +207,15 @@ def default_config(name: str, head_dim: int, dtype: torch.dtype, capability: int
         capability (int): Compute capability of the device, 80 for 8.0.
 
     Returns:
-        Config: The configuration.
+        Tiling: The configuration.
     """
     wgmma = 90 <= capability < 100
-    tiles = _TILES[str(dtype).removeprefix('torch.'), wgmma, padded(head_dim)]
+    family = 'float32' if dtype == torch.float32 else f'half, {"wgmma" if wgmma else "mma"}'
+    chosen = _TILINGS[family, padded(head_dim)][name]
     # A reduction writes d * d float32 per program, and the next launch reads them: with 8 d tokens
     # of 2 bytes that is an eighth of what the whole forward has to move.
     reduces = name in ('reduce_keys', 'backward_queries')
-    return replace(tiles[name], least=8 * head_dim if reduces else 4 * head_dim)
+    return replace(chosen, least=8 * head_dim if reduces else 4 * head_dim)
 
 
 @functools.cache
@@ -187,14 +223,14 @@ def _tuned(path: str) -> dict:
     return json.loads(Path(path).read_text())
 
 
-def config(
+def tiling(
     name: str,
     head_dim: int,
     dtype: torch.dtype,
     token_major: bool,
     device: str = '',
     capability: int = 90,
-) -> Config:
+) -> Tiling:
     """The configuration of a pass.
 
     Args:
@@ -208,9 +244,9 @@ def config(
         capability (int): Compute capability of the device, 80 for 8.0.
 
     Returns:
-        Config: The configuration.
+        Tiling: The configuration.
     """
-    chosen = default_config(name, head_dim, dtype, capability)
+    chosen = default_tiling(name, head_dim, dtype, capability)
     path = os.environ.get('MALA_MM_TUNED')
     if path:
         entry = _tuned(path).get(device, {}).get(key(name, head_dim, dtype, token_major), {})
@@ -225,16 +261,16 @@ def key(name: str, head_dim: int, dtype: torch.dtype, token_major: bool) -> str:
 
 
 def cut(
-    config: Config, num_heads: int, size: tuple[int, int], multiprocessors: int
+    tiling: Tiling, num_heads: int, size: tuple[int, int], multiprocessors: int
 ) -> tuple[int, int, int]:
     """How the tokens of each head are dealt out.
 
-    The map is cut into strips of ``config.columns`` columns, and each strip into pieces of equally
+    The map is cut into strips of ``tiling.columns`` columns, and each strip into pieces of equally
     many tiles, so that all programs together fill the device once, or as few whole times as the
     strips alone need.
 
     Args:
-        config (Config): Configuration of the pass.
+        tiling (Tiling): Configuration of the pass.
         num_heads (int): Batch size times heads.
         size (tuple[int, int]): Height and width of the feature map.
         multiprocessors (int): Streaming multiprocessors of the device.
@@ -243,10 +279,10 @@ def cut(
         tuple[int, int, int]: Strips, pieces per strip and tiles per piece.
     """
     height, width = size
-    strips, rows = -(-width // config.columns), -(-height // config.rows)
-    places = multiprocessors * config.residency
+    strips, rows = -(-width // tiling.columns), -(-height // tiling.rows)
+    places = multiprocessors * tiling.residency
     rounds = -(-strips * num_heads // places)
-    most = round(rows * config.block / max(config.least, config.block))
+    most = round(rows * tiling.block / max(tiling.least, tiling.block))
     pieces = max(1, min(rounds * places // (strips * num_heads), most))
     tiles = -(-rows // pieces)
     return strips, -(-rows // tiles), tiles

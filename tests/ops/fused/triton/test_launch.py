@@ -9,7 +9,7 @@ import torch
 pytest.importorskip('triton', reason='the Triton backend is optional')
 
 from mala_mm.ops.fused import library
-from mala_mm.ops.fused.triton import kernels, launch
+from mala_mm.ops.fused.triton import kernels, launch, passes
 
 
 class Kernel:
@@ -178,6 +178,13 @@ def test_unknown_and_missing_arguments_are_refused(notes):
     del arguments['chunks']
     with pytest.raises(TypeError, match='missing or unknown arguments of combine: chunks;'):
         launch.Launch(kernel, (1,), arguments, 4, 3)
+
+
+def test_a_kind_without_kernels_is_refused_by_name(notes, monkeypatch):
+    monkeypatch.delitem(passes.FLAGS, 'rala')
+    with pytest.raises(ValueError, match="the kernels compute mala, linear, got kind 'rala'"):
+        launch.forward(*tensors(False, 'forward', kind='rala'))
+    assert not notes
 
 
 def test_a_profiler_sees_the_launches(notes, monkeypatch):

@@ -1,42 +1,26 @@
-"""The Triton kernels of depthwise convolutions against the equation, in Triton's interpreter.
-
-Run by ``test_triton.py`` in a process of its own, as ``interpreted_kernels.py``.
-"""
-
-import os
+"""The Triton kernels of depthwise convolutions against the equation."""
 
 import pytest
 import torch
 
-if os.environ.get('TRITON_INTERPRET') != '1':
-    pytest.skip('TRITON_INTERPRET=1 has to be set before Triton loads', allow_module_level=True)
-
 from benchmarks import accuracy
+from benchmarks.gpu.checks import DTYPES
 from mala_mm.ops.fused import depthwise
 from mala_mm.ops.fused.triton import depthwise as launches
 from mala_mm.ops.fused.triton import stencil
 
-DTYPES = {'fp32': torch.float32, 'bf16': torch.bfloat16, 'fp16': torch.float16}
 NAMES = ('out', 'dx', 'dweight', 'dbias')
 # What the block has of them: kernel, GELU, residual.
 FORMS = {'ffn': (3, True, True), 'position': (3, False, True), 'local position': (5, False, False)}
 
 
-@pytest.fixture(autouse=True)
-def poisoned_memory():
-    """Fresh memory is NaN: what a kernel leaves out shows."""
-    torch.set_num_threads(1)
-    torch.use_deterministic_algorithms(True)
-    yield
-    torch.use_deterministic_algorithms(False)
-
-
-def inputs(shape, taps, dtype, seed=0):
+def inputs(device, shape, taps, dtype, seed=0):
     generator = torch.Generator().manual_seed(seed)
     x, grad = (2 * torch.randn(2, *shape, generator=generator)).to(dtype)
     x, grad = (t.contiguous(memory_format=torch.channels_last) for t in (x, grad))
     weight = torch.randn(shape[1], 1, taps, taps, generator=generator)
-    return x, weight, torch.randn(shape[1], generator=generator), grad
+    bias = torch.randn(shape[1], generator=generator)
+    return tuple(t.to(device) for t in (x, weight, bias, grad))
 
 
 def outcomes(x, weight, bias, grad, form, dtype, backend='triton'):
@@ -49,14 +33,14 @@ def outcomes(x, weight, bias, grad, form, dtype, backend='triton'):
     return [out.detach(), *torch.autograd.grad(out, leaves, grad.to(dtype))]
 
 
-def check(shape, form, dtype, tensors=None):
-    tensors = tensors or inputs(shape, form[0], dtype)
+def check(device, shape, form, dtype):
+    tensors = inputs(device, shape, form[0], dtype)
     exact = outcomes(*tensors, form, torch.float64, 'reference')
     plain = outcomes(*tensors, form, dtype, 'reference')
     ours = outcomes(*tensors, form, dtype)
     for name, a, b, c in zip(NAMES, ours, plain, exact):
         assert a.dtype == b.dtype and a.shape == b.shape, name
-        if name in ('out', 'dx') and dtype == torch.bfloat16:
+        if name in ('out', 'dx') and dtype == torch.bfloat16 and device == 'cpu':
             # the interpreter cuts off the bits that bfloat16 has not: a whole unit, twice as much
             assert accuracy.relative_error(a, c) <= torch.finfo(dtype).eps, name
             continue
@@ -66,24 +50,24 @@ def check(shape, form, dtype, tensors=None):
 
 @pytest.mark.parametrize('dtype', DTYPES)
 @pytest.mark.parametrize('form', FORMS)
-def test_every_form_and_type(form, dtype):
+def test_every_form_and_type(device, form, dtype):
     """A block of channels whole and one cut; strips of four columns, the last one cut."""
-    check((2, 40, 9, 11), FORMS[form], DTYPES[dtype])
+    check(device, (2, 40, 9, 11), FORMS[form], DTYPES[dtype])
 
 
 @pytest.mark.parametrize('shape', [(1, 1, 1, 1), (3, 8, 1, 5), (1, 33, 37, 2)], ids=str)
 @pytest.mark.parametrize('form', ['ffn', 'local position'])
-def test_every_size(form, shape):
+def test_every_size(device, form, shape):
     """Less than a tile, several images in one, and columns in pieces."""
     if shape[2] == 37:
         assert launches.cut(launches.tile('convolve', 3, torch.float32), shape, 4)[2] > 1
-    check(shape, FORMS[form], torch.float32)
+    check(device, shape, FORMS[form], torch.float32)
 
 
 @pytest.mark.parametrize('layout', ['slice', 'shifted slice', 'crop', 'channel-first', 'expanded'])
-def test_any_strides(layout):
-    x, weight, bias, grad = inputs((2, 16, 6, 7), 5, torch.float32)
-    memory = torch.full((2, 12, 13, 67), float('nan')).permute(0, 3, 1, 2)
+def test_any_strides(device, layout):
+    x, weight, bias, grad = inputs(device, (2, 16, 6, 7), 5, torch.float32)
+    memory = torch.full((2, 12, 13, 67), float('nan'), device=device).permute(0, 3, 1, 2)
     if layout == 'slice':  # as v lies in qkvo
         x = memory[:, 32:48, :6, :7].copy_(x)
     elif layout == 'shifted slice':  # nothing is aligned
@@ -93,7 +77,7 @@ def test_any_strides(layout):
     elif layout == 'channel-first':
         x, grad = x.contiguous(), grad.contiguous()
     else:
-        grad = torch.ones(()).expand(x.shape)
+        grad = torch.ones((), device=device).expand(x.shape)
     leaf = x.detach().requires_grad_()
     out = depthwise.depthwise(leaf, weight, bias, backend='triton')
     assert out.is_contiguous(memory_format=torch.channels_last)
@@ -105,33 +89,36 @@ def test_any_strides(layout):
         assert (a - b).norm() <= 26 * 6e-8 * b.norm(), name
 
 
-def test_two_runs_are_bitwise_equal():
-    tensors = inputs((2, 33, 20, 9), 3, torch.float32)
-    assert (
-        launches.cut(launches.tile('backward', 3, torch.float32), tensors[0].shape, 4)[-1] > 1
-    )  # shares
+def test_two_runs_are_bitwise_equal(device):
+    tensors = inputs(device, (2, 33, 20, 9), 3, torch.float32)
+    tile = launches.tile('backward', 3, torch.float32)
+    assert launches.cut(tile, tensors[0].shape, 4)[-1] > 1  # shares
     first, second = (outcomes(*tensors, FORMS['ffn'], torch.float32) for _ in range(2))
     assert all(map(torch.equal, first, second))
 
 
 @pytest.mark.parametrize('dtype', DTYPES)
-def test_gelu_far_from_zero_and_nan(dtype):
+def test_gelu_far_from_zero_and_nan(device, dtype):
     """0 or x, its slope 0 or 1; what is no number stays none."""
-    x = torch.tensor([-6e4, -200.0, -13.0, 0.0, 13.0, 200.0, 6e4], dtype=DTYPES[dtype])
+    x = torch.tensor(
+        [-6e4, -200.0, -13.0, 0.0, 13.0, 200.0, 6e4], dtype=DTYPES[dtype], device=device
+    )
     leaf = x.view(1, -1, 1, 1).requires_grad_()
-    zero = torch.zeros(7, 1, 3, 3), torch.zeros(7)
+    zero = torch.zeros(7, 1, 3, 3, device=device), torch.zeros(7, device=device)
     out = depthwise.depthwise(leaf, *zero, gelu=True, residual=True, backend='triton')
     (slope,) = torch.autograd.grad(out.sum(), leaf)
     # the tail at 13 is below the smallest number of every type but float32's
     torch.testing.assert_close(out.flatten(), x.clamp(min=0), atol=1e-30, rtol=0)
-    torch.testing.assert_close(slope.flatten().float(), torch.tensor([0, 0, 0, 0.5, 1, 1, 1]),
-                               atol=1.1e-4, rtol=0)  # fmt: skip  # 1/2 by 2 ** -1.000221
-    leaf = torch.full((1, 7, 2, 2), float('nan'), dtype=DTYPES[dtype]).requires_grad_()
+    slopes = torch.tensor([0, 0, 0, 0.5, 1, 1, 1], device=device)
+    # 1/2 by 2 ** -1.000221
+    torch.testing.assert_close(slope.flatten().float(), slopes, atol=1.1e-4, rtol=0)
+    leaf = torch.full((1, 7, 2, 2), float('nan'), dtype=DTYPES[dtype], device=device)
+    leaf.requires_grad_()
     out = depthwise.depthwise(leaf, *zero, gelu=True, residual=True, backend='triton')
     assert out.isnan().all() and torch.autograd.grad(out.sum(), leaf)[0].isnan().all()
 
 
-def test_gelu_of_half_types():
+def test_gelu_of_half_types(device):
     """The tail's polynomial: 8e-6 in the result, 4.5e-4 of the tail up to 4, as it says."""
     import triton
     import triton.language as tl
@@ -143,8 +130,8 @@ def test_gelu_of_half_types():
         tl.store(h + place, value)
         tl.store(tail + place, rest)
 
-    x = torch.linspace(-8, 8, 4096)
-    h, tail = torch.empty(2, 4096)
+    x = torch.linspace(-8, 8, 4096, device=device)
+    h, tail = torch.empty(2, 4096, device=device)
     probe[(1,)](x, h, tail, 4096)
     exact = torch.nn.functional.gelu(x.double())
     assert (h - exact).abs().max() < 8.5e-6
@@ -153,25 +140,25 @@ def test_gelu_of_half_types():
     assert (tail / exact - 1)[near].abs().max() < 4.6e-4
 
 
-def test_opcheck():
-    x, weight, bias, _ = inputs((1, 5, 4, 3), 3, torch.float32)
+def test_opcheck(device):
+    x, weight, bias, _ = inputs(device, (1, 5, 4, 3), 3, torch.float32)
     torch.use_deterministic_algorithms(False)
     args = (x.requires_grad_(), weight.requires_grad_(), bias.requires_grad_())
     torch.library.opcheck(torch.ops.mala_mm.depthwise, (*args, True, True, 'triton'))
 
 
-def test_a_block_with_kernels_is_the_block(monkeypatch):
-    """What the layers call on a GPU, with the CPU in its place."""
+def test_a_block_with_kernels_is_the_block(device, monkeypatch):
+    """What the layers call on a GPU, beside what they call without kernels."""
     from mala_mm.models.layers import Block
     from mala_mm.ops.fused import dispatch
 
     torch.manual_seed(0)
-    block = Block(32, 1, 112, 'mala')
-    x = torch.randn(2, 32, 5, 7).contiguous(memory_format=torch.channels_last)
-    grad = torch.randn(2, 32, 5, 7)
+    block = Block(32, 1, 112, 'mala').to(device)
+    x = torch.randn(2, 32, 5, 7).to(device).contiguous(memory_format=torch.channels_last)
+    grad = torch.randn(2, 32, 5, 7).to(device)
     found = []
     for backend in ('triton', None):
-        monkeypatch.setitem(dispatch._OF_DEVICE, 'cpu', backend)
+        monkeypatch.setitem(dispatch._OF_DEVICE, device, backend)
         block.zero_grad()
         leaf = x.clone(memory_format=torch.channels_last).requires_grad_()
         out = block(leaf)
