@@ -17,6 +17,7 @@ import json
 import os
 import re
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -232,6 +233,13 @@ def compile_case(case: Case, chosen: tiling.Tiling | None = None):
         else:
             signature[argument] = '*fp32' if argument in FLOAT32_POINTERS else f'*{case.dtype}'
             attributes[(index,)] = [['tt.divisibility', 16]]
+    try:  # Triton 3.2
+        from triton.backends.compiler import AttrsDescriptor
+    except ImportError:
+        pass
+    else:
+        attributes = AttrsDescriptor.from_hints({index: 16 for (index,) in attributes})
+        signature = {name: kind for name, kind in signature.items() if kind != 'constexpr'}
     source = ASTSource(kernel, signature, constants, attributes)
     options = {'num_warps': chosen.warps, 'num_stages': chosen.stages}
     return triton.compile(source, target=GPUTarget('cuda', case.arch, 32), options=options), chosen
@@ -327,6 +335,11 @@ BARS = (
     + '|'
 )
 
+PREDICTION = (
+    'Issue is loop x warps x tiles / (132 multiprocessors x 4 schedulers) at 1.98 GHz; the floor '
+    'is the least that the pass moves at 4.3 TB/s, the copy bandwidth of an H200.'
+)
+
 
 def row(case: Case, report: Report) -> str:
     """One line of the table of kernels."""
@@ -353,6 +366,7 @@ def write(found: list[tuple[Case, Report]], path: Path) -> None:
     """Write both tables."""
     import triton
 
+    command = ' '.join(['python -m benchmarks.aot', *sys.argv[1:]])
     bars = [
         bar(case, report, shape)
         for case, report in found
@@ -363,16 +377,9 @@ def write(found: list[tuple[Case, Report]], path: Path) -> None:
     text = [
         '# What the compiler makes of the kernels',
         '',
-        f'Written by `python -m benchmarks.aot` with Triton {triton.__version__}; needs no GPU.',
+        f'Written by `{command}` with Triton {triton.__version__}; needs no GPU.',
         '',
-        '## Instructions beside bytes',
-        '',
-        'Issue is loop x warps x tiles / (132 multiprocessors x 4 schedulers) at 1.98 GHz; the '
-        'floor is the least that the pass moves at 4.3 TB/s, the copy bandwidth of an H200.',
-        '',
-        BARS,
-        *bars,
-        '',
+        *(['## Instructions beside bytes', '', PREDICTION, '', BARS, *bars, ''] if bars else []),
         '## All kernels',
         '',
         'Registers are per thread, spills are local memory and stack per thread (what they cost is '
