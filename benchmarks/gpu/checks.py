@@ -138,20 +138,27 @@ AROUND = {
 AROUND_NORM = ('total', 'norm', 'dx', 'dbranch', 'dweight', 'dbias')
 
 
-def _accuracy(ours, tensors, dtype, heads, spec) -> dict:
+def accuracies(ours, tensors, dtype, heads, **spec) -> dict[str, accuracy.Accuracy]:
+    """What the kernels lose in each result, beside the formula.
+
+    Where the formula overflows in float16, it is given what it would lose with bfloat16's range.
+    """
     exact = results(formula, tensors, torch.float64, heads, **spec)
     plain = results(formula, tensors, dtype, heads, **spec)
     if dtype == torch.float16 and not all(x.isfinite().all() for x in plain):
-        # The formula overflows: what it would lose in float16 if that had bfloat16's range.
         coarse = results(formula, tensors, torch.bfloat16, heads, **spec)
         finer = torch.finfo(torch.float16).eps / torch.finfo(torch.bfloat16).eps
         plain = [c + (x.double() - c) * finer for x, c in zip(coarse, exact)]
-    errors, passed = {}, True
-    for name, a, b, c in zip(NAMES, ours, plain, exact, strict=True):
-        found = accuracy.measure(a, b, c, dtype)
-        errors[name] = [found.error, found.plain, found.allowed]
-        passed &= found.passed
-    return {'passed': passed, 'errors': errors}
+    return {
+        name: accuracy.measure(a, b, c, dtype)
+        for name, a, b, c in zip(NAMES, ours, plain, exact, strict=True)
+    }
+
+
+def _accuracy(ours, tensors, dtype, heads, spec) -> dict:
+    found = accuracies(ours, tensors, dtype, heads, **spec)
+    errors = {name: [x.error, x.plain, x.allowed] for name, x in found.items()}
+    return {'passed': all(x.passed for x in found.values()), 'errors': errors}
 
 
 def _same(a: list, b: list) -> tuple[bool, str]:
