@@ -19,8 +19,9 @@ DTYPES = {'bf16': torch.bfloat16, 'fp16': torch.float16, 'fp32': torch.float32}
 NAMES = ('out', 'dq', 'dk', 'dv', 'do', 'dlepe')
 
 
-def fused(qkvo, lepe, heads, **spec):
+def fused(qkvo, lepe, heads, kind='mala', form='published', rotary=True):
     """The kernels, gated."""
+    spec = dict(kind=kind, form=form, rotary=rotary)
     return ops.gated_attention(qkvo, lepe, heads, backend='triton', **spec)
 
 

@@ -256,5 +256,8 @@ def test_triton_names_width_and_type(monkeypatch):
     assert triton.why_not(None, torch.zeros(1, 1, 15, 64)) is None
     assert triton.why_not(None, torch.zeros(1, 1, 15, 48)).endswith('(32, 64, 96, 128), got d = 48')
     assert triton.why_not(None, torch.zeros(1, 1, 1, 64).double()).endswith('got torch.float64')
+    monkeypatch.setattr(triton, '_VERSION', (3, 2))
+    reason = triton.why_not(None, torch.zeros(1, 1, 15, 64))
+    assert reason == 'needs Triton 3.3 or higher, got 3.2'
     monkeypatch.setattr(triton, '_INSTALLED', False)
     assert 'not installed' in triton.why_not(None, torch.zeros(1, 1, 15, 64))

@@ -5,10 +5,9 @@ The kernels are imported when they are first needed: ``import mala_mm`` needs no
 
 from __future__ import annotations
 
-import functools
-import importlib.metadata
 import importlib.util
 import os
+from importlib.metadata import PackageNotFoundError, version
 
 import torch
 from torch import Tensor
@@ -18,6 +17,17 @@ from .tiling import DTYPES, HEAD_DIMS, lacks_memory
 
 _INSTALLED = importlib.util.find_spec('triton') is not None
 _INTERPRETED = os.environ.get('TRITON_INTERPRET') == '1'
+
+
+def _version() -> tuple[int, ...]:
+    """Major and minor; of a distribution by another name, as nightly builds have, the newest."""
+    try:
+        return tuple(map(int, version('triton').split('.')[:2]))
+    except PackageNotFoundError:
+        return (99,)
+
+
+_VERSION = _version()
 
 
 def _capability(index: int) -> int:
@@ -46,22 +56,16 @@ def why_not(problem: Problem | None, q: Tensor) -> str | None:
 
 def why_not_map(x: Tensor) -> str | None:
     """Why the kernels of maps (:mod:`.depthwise`) cannot take ``x`` (B, C, H, W)."""
-    reason = _lacks(x)
-    if reason is None and _version() < (3, 3):
-        # in whose language tuples are not known
-        return f'needs Triton 3.3 or higher, got {".".join(map(str, _version()))}'
-    return reason
-
-
-@functools.cache
-def _version() -> tuple[int, ...]:
-    return tuple(map(int, importlib.metadata.version('triton').split('.')[:2]))
+    return _lacks(x)
 
 
 def _lacks(x: Tensor) -> str | None:
     """What any kernel lacks to take ``x``: the package, a device, a type."""
     if not _INSTALLED:
         return 'needs the package triton, which is not installed'
+    if _VERSION < (3, 3):
+        # whose compiler ends the process on these kernels, and whose language knows no tuples
+        return f'needs Triton 3.3 or higher, got {".".join(map(str, _VERSION))}'
     if x.device.type == 'cuda':
         if torch.version.hip is not None:
             return f'needs an NVIDIA device, got ROCm {torch.version.hip}'

@@ -13,8 +13,7 @@ Conventions, in all kernels:
   code ``X``, ``32 * wide + 8 * order + log2(unit)``: order 0 has adjacent channels, 1 adjacent
   tokens, 2 neither. Strides (but that of 1) are in multiples of ``unit`` elements, so that the
   compiler knows how wide a load may be, whatever their values; ``wide`` says that a tile spans more
-  than 2^31 elements. ``WIDTH_UNIT`` does the same for the number of columns. (Triton 3.2 takes no
-  tuples, which could hold all of a tensor.)
+  than 2^31 elements. ``WIDTH_UNIT`` does the same for the number of columns.
 - Run-time integers never specialise a kernel: a new H x W compiles nothing.
 - The grid is (heads of all images, chunks of their tokens).
 """
