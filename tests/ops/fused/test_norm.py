@@ -1,4 +1,4 @@
-"""Residual and norm: the equation, and what is refused. The kernels: ``interpreted_norm.py``."""
+"""Residual and norm: the equation, and what is refused. The kernels: ``triton/test_norm.py``."""
 
 import pytest
 import torch

@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 from . import rows
-from .launch import Launch, Operand, Plan, _device, replay
-from .plan import padded
+from .launch import Launch, Plan, _device, replay
+from .layout import Operand
+from .tiling import padded
 
 WARPS = 4
 ELEMENTS = 4096
