@@ -147,6 +147,7 @@ def main(argv: list[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     height, width = arguments.size
     t = arguments.batch * arguments.channels * height * width * 2
+    print('# Bytes that a block moves\n')
     print(
         f'{arguments.attn_type}, {arguments.channels} channels, {height}x{width}, batch '
         f'{arguments.batch}, bf16 under AMP; t = {t / 2**20:.1f} MiB; floor forward {FLOOR} t\n'
