@@ -5,10 +5,11 @@ try:
     from .heads import ProjectionNeck
     from .hosts import replace_attention
 except ModuleNotFoundError as error:
-    if error.name not in ('mmcv', 'mmengine'):
+    package = (error.name or '').split('.')[0]
+    if package not in ('mmcv', 'mmengine'):
         raise
     raise ModuleNotFoundError(
-        f'The backbones need {error.name}, which is not installed; run '
+        f'The backbones need {package}, which is not installed; run '
         'python -m pip install mmengine mmcv-lite',
         name=error.name,
     ) from None
