@@ -21,7 +21,7 @@ include_patterns = [
     '*.md',
     'benchmarks/README.md',
     'benchmarks/results/*.md',
-    'configs/*/README.md',
+    'configs/**/README.md',
     'mala_mm/ops/README.md',
 ]
 exclude_patterns = ['.*', 'build', 'site']

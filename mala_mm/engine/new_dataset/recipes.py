@@ -24,7 +24,8 @@ class Task:
         epochs (int): Length of a training on many images, and
         iterations (int): of one on few: whichever is longer.
         short_lr (float): Learning rate of a short training, in which that of the recipe would
-            hardly move the weights, for a batch of 16. Those of the demonstration.
+            hardly move the weights, for a batch of 16. Detection's is the recipe's own, the others
+            are near those of the demonstration.
     """
 
     folder: str
