@@ -1,4 +1,4 @@
-"""Backbones side by side at inference: speed, memory, and how both grow with the picture.
+"""Backbones side by side at inference: speed, memory, and how both grow with the image.
 
     python -m benchmarks.models --threads 2 --sizes 512x2048
     python -m benchmarks.models --threads 2 --sizes 224x224 --batch 16
@@ -89,7 +89,7 @@ class Competitor:
         name (str): Its name in tables.
         module (nn.Module): The backbone.
         yardstick (str | None): The competitor with the same weights whose outputs it has to have.
-        scores (Callable): Bytes of the softmax scores that it holds for pictures (B, H, W).
+        scores (Callable): Bytes of the softmax scores that it holds for images (B, H, W).
         amp (bool): Whether it runs under the autocast that is asked for.
     """
 
@@ -235,11 +235,11 @@ def measure(
 ) -> list[dict]:
     """The rows of one size."""
     generator = torch.Generator().manual_seed(0)
-    pictures = torch.randn(arguments.batch, 3, *size, generator=generator).to(arguments.device)
+    images = torch.randn(arguments.batch, 3, *size, generator=generator).to(arguments.device)
     admitted, refused = affordable(competitors, arguments, size)
     for c in admitted:
         c.module.eval()
-    errors = check(admitted, lambda module: module(pictures))
+    errors = check(admitted, lambda module: module(images))
     admitted = [c for c in admitted if errors.get(c.name, 0) <= TOLERANCE]
 
     rows = {
@@ -247,7 +247,7 @@ def measure(
     }
     for name, reason in refused.items():
         rows[name]['left_out'] = reason
-    calls = {c.name: functools.partial(infer, c, pictures, arguments) for c in admitted}
+    calls = {c.name: functools.partial(infer, c, images, arguments) for c in admitted}
     for name, call in calls.items():  # also the warm-up
         rows[name]['memory'] = extra_bytes(call, arguments.device)
     for name, times in take_turns(calls, arguments).items():
@@ -255,10 +255,10 @@ def measure(
     return list(rows.values())
 
 
-def infer(competitor: Competitor, pictures: Tensor, arguments: argparse.Namespace) -> object:
+def infer(competitor: Competitor, images: Tensor, arguments: argparse.Namespace) -> object:
     """A call of a competitor, under autocast if it takes part in that."""
     with autocast(arguments) if competitor.amp else contextlib.nullcontext():
-        return competitor.module(pictures)
+        return competitor.module(images)
 
 
 # --- what is reported -----------------------------------------------------------------------------
@@ -438,7 +438,7 @@ def main(argv: list[str] | None = None) -> int:
         argv,
         measure,
         INFERENCE,
-        'Peak memory is held beyond the pictures, the weights and the maps returned.',
+        'Peak memory is held beyond the images, the weights and the maps returned.',
         {
             'images per second': lambda row: row['images'],
             'peak MiB': lambda row: row['memory'] / 2**20,

@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Draws the scores of a query: ``tools/attention_maps.py PICTURE CONFIG [CHECKPOINT ...]``."""
+"""Draws the scores of a query: ``tools/attention_maps.py IMAGE CONFIG [CHECKPOINT ...]``."""
 
 import sys
 

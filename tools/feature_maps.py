@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Draws features and Grad-CAM: ``tools/feature_maps.py PICTURE CONFIG [CHECKPOINT]``."""
+"""Draws features and Grad-CAM: ``tools/feature_maps.py IMAGE CONFIG [CHECKPOINT]``."""
 
 import sys
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Measures ranks: ``tools/rank.py CONFIG [CHECKPOINT ...] --pictures PATH ...``."""
+"""Measures ranks: ``tools/rank.py CONFIG [CHECKPOINT ...] --images PATH ...``."""
 
 import sys
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Measures scores: ``tools/score_distribution.py CONFIG [CHECKPOINT ...] --pictures PATH``."""
+"""Measures scores: ``tools/score_distribution.py CONFIG [CHECKPOINT ...] --images PATH``."""
 
 import sys
 

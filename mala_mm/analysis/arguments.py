@@ -33,19 +33,19 @@ def add_model_options(parser: argparse.ArgumentParser, many: bool = True) -> Non
         type=int,
         default=512,
         metavar='PIXELS',
-        help='longer side of the picture that the model gets (default: 512)',
+        help='longer side of the image that the model gets (default: 512)',
     )
     add_config_options(parser, data_root=False)
 
 
-def add_picture_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options that name pictures.
+def add_image_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that name images.
 
     Args:
         parser (ArgumentParser): Changed in place.
     """
     parser.add_argument(
-        '--pictures', nargs='+', required=True, metavar='PATH', help='picture files and folders'
+        '--images', nargs='+', required=True, metavar='PATH', help='image files and folders'
     )
     parser.add_argument('--limit', type=int, help='how many of them (default: all)')
 
@@ -80,7 +80,7 @@ def _names(checkpoints: list[str | None]) -> list[str]:
 
 
 def check_out(path: str) -> None:
-    """Refuse a file to write that is no picture.
+    """Refuse a file to write that is no image.
 
     Raises:
         UserError: If it ends neither in ``.png`` nor in ``.jpg``.

@@ -1,6 +1,6 @@
-r"""Draws the attention scores of one query over the picture, mechanisms side by side.
+r"""Draws the attention scores of one query over the image, mechanisms side by side.
 
-The same picture through several checkpoints, each with the operators that it was trained with:
+The same image through several checkpoints, each with the operators that it was trained with:
 
 python tools/attention_maps.py photo.jpg CONFIG mala.pth softmax.pth --point 320 200
 
@@ -19,7 +19,7 @@ from mala_mm.engine.arguments import make_parser
 
 from .arguments import add_model_options, check_out, load_models
 from .drawing import Panel, colour, overlay, save_panels
-from .inside import AttentionLayer, Recording, read_picture, record
+from .inside import AttentionLayer, Recording, read_image, record
 from .scores import check_operators, score_rows
 
 
@@ -30,17 +30,17 @@ def main(argv: Sequence[str] | None = None) -> None:
         argv (Sequence[str], optional): Arguments; those of the process by default.
 
     Raises:
-        UserError: If the picture, the config, a checkpoint or a place in the model is wrong.
+        UserError: If the image, the config, a checkpoint or a place in the model is wrong.
     """
     parser = make_parser(__doc__)
-    parser.add_argument('picture', help='a picture file')
+    parser.add_argument('image', help='an image file')
     add_model_options(parser)
     parser.add_argument(
         '--point',
         type=int,
         nargs=2,
         metavar=('X', 'Y'),
-        help='pixel of the query in the picture file (default: its centre)',
+        help='pixel of the query in the image file (default: its centre)',
     )
     parser.add_argument('--stage', type=int, help='stage, from 1 (default: all)')
     parser.add_argument('--block', type=int, default=-1, help='block, from 1 (default: the last)')
@@ -55,10 +55,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parser.parse_args(argv)
     check_out(args.out)
     check_operators(args.operators or ())
-    picture, point = read_picture(args.picture, args.size, args.point)
+    image, point = read_image(args.image, args.size, args.point)
     columns = []
     for name, model in load_models(args):
-        seen = record(model, picture, predict=False)
+        seen = record(model, image, predict=False)
         layers = seen.choose(args.stage, args.block)
         for operator in args.operators or (None,):
             columns.append(
@@ -66,9 +66,9 @@ def main(argv: Sequence[str] | None = None) -> None:
             )
     rows = list(zip(*columns))
     labels = [f'stage {layer.stage}, block {layer.block}' for layer in layers]
-    rows = [[Panel(picture, 'query', point=point), *row] for row in rows]
+    rows = [[Panel(image, 'query', point=point), *row] for row in rows]
     save_panels(rows, labels, args.out)
-    print(f'{args.out}: scores times N over the picture, N tokens; 1 is an even share')
+    print(f'{args.out}: scores times N over the image, N tokens; 1 is an even share')
 
 
 def mean_row(
@@ -92,7 +92,7 @@ def draw_row(
     """Draw the scores of the query under a pixel.
 
     Args:
-        seen (Recording): Picture and model.
+        seen (Recording): Image and model.
         layer (AttentionLayer): One of its layers.
         point (tuple[int, int]): The pixel (x, y).
         head (int, optional): From 1; the mean of all heads by default.
@@ -112,4 +112,4 @@ def draw_row(
     note = f'{row.min():.2g} to {row.max():.3g}'
     if signed:
         note += f', {(row < 0).mean():.1%} negative'
-    return Panel(overlay(seen.picture, coloured), title, note, point)
+    return Panel(overlay(seen.image, coloured), title, note, point)

@@ -6,10 +6,10 @@ python tools/compare_attention.py --out compare_out --seeds 5   # two more seeds
 python tools/compare_attention.py --names softmax mala --seeds 1 --epochs 2
 
 The host is mmpretrain's VisionTransformer with a class token, no convolution and no rotation: the
-mechanism is all that mixes tokens. It learns to name the object in painted pictures, the same ones
+mechanism is all that mixes tokens. It learns to name the object in painted images, the same ones
 in the same order for all; seeds change the weights and the order. Time and memory are those of one
-picture at inference, weights as they start. Written are
-compare_attention.{json,md,png}, and the pictures, which another call takes again.
+image at inference, weights as they start. Written are
+compare_attention.{json,md,png}, and the images, which another call takes again.
 """
 
 from __future__ import annotations
@@ -75,14 +75,14 @@ NAMES: dict[str, tuple[str, dict]] = {
 
 
 class Data(NamedTuple):
-    """Pictures (n, 3, SIDE, SIDE), float32 of mean 0 and deviation 1, and their classes (n, )."""
+    """Images (n, 3, SIDE, SIDE), float32 of mean 0 and deviation 1, and their classes (n, )."""
 
     images: Tensor
     labels: Tensor
 
 
 def paint(split: str, number: int) -> tuple[Tensor, Tensor]:
-    """Paint pictures of single objects, (n, 3, SIDE, SIDE) uint8, the classes in turn.
+    """Paint images of single objects, (n, 3, SIDE, SIDE) uint8, the classes in turn.
 
     Args:
         split (str): ``'train'`` or ``'val'``.
@@ -97,9 +97,9 @@ def paint(split: str, number: int) -> tuple[Tensor, Tensor]:
     return torch.from_numpy(images).permute(0, 3, 1, 2), torch.from_numpy(labels)
 
 
-def pictures(out: Path, number: int) -> tuple[Data, Data]:
-    """Return pictures to train on and 1024 others, painted once for each folder."""
-    file = out / f'pictures_{number}.pt'
+def images(out: Path, number: int) -> tuple[Data, Data]:
+    """Return images to train on and 1024 others, painted once for each folder."""
+    file = out / f'images_{number}.pt'
     if not file.is_file():
         out.mkdir(parents=True, exist_ok=True)
         torch.save([paint(*part) for part in (('train', number), ('val', 1024))], file)
@@ -178,10 +178,10 @@ def train(name: str, seed: int, epochs: int, data: Data, val: Data) -> dict:
 
 
 def measure(names: Sequence[str], rounds: int) -> dict[str, dict]:
-    """Measure one picture at inference, all models in turn.
+    """Measure one image at inference, all models in turn.
 
     Returns:
-        dict[str, dict]: By name, ``ms`` (median) and ``mib`` (peak beyond picture and weights), by
+        dict[str, dict]: By name, ``ms`` (median) and ``mib`` (peak beyond image and weights), by
         size.
     """
     models = {name: build(name).eval() for name in names}
@@ -251,14 +251,14 @@ def draw(results: dict, path: Path) -> None:
             left.plot(accuracies, [i] * len(accuracies), 'o', color='#1f5fa8', markersize=4)
     left.set_yticks(range(len(rows)), list(rows))
     left.invert_yaxis()
-    left.set(xlabel='accuracy on unseen pictures, %; a dot is a seed', xlim=(0, 100))
+    left.set(xlabel='accuracy on unseen images, %; a dot is a seed', xlim=(0, 100))
     left.axvline(100 / len(THING_CLASSES), color='grey', linestyle=':')
     right.set_prop_cycle(color=plt.get_cmap('tab20').colors)
     for name, row in rows.items():
         if 'ms' in row and ('mala' not in name or name == 'mala'):
             pixels = [height * width for height, width in SIZES]
             right.loglog(pixels, list(row['ms'].values()), marker='o', label=name)
-    right.set(xlabel='pixels', ylabel='ms per picture')
+    right.set(xlabel='pixels', ylabel='ms per image')
     if right.has_data():
         right.legend(fontsize=8)
     for axis in (left, right):
@@ -287,11 +287,9 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = make_parser(__doc__)
     parser.add_argument('--names', nargs='+', default=list(NAMES), metavar='NAME')
     parser.add_argument('--seeds', type=int, default=3, help='trainings of each (default: 3)')
+    parser.add_argument('--epochs', type=int, default=3, help='passes over the images (default: 3)')
     parser.add_argument(
-        '--epochs', type=int, default=3, help='passes over the pictures (default: 3)'
-    )
-    parser.add_argument(
-        '--images', type=int, default=4096, help='pictures to train on (default: 4096)'
+        '--images', type=int, default=4096, help='images to train on (default: 4096)'
     )
     parser.add_argument('--rounds', type=int, default=3, help='timings of each (default: 3)')
     parser.add_argument('--only', choices=['accuracy', 'time'], help='leave the other out')
@@ -331,11 +329,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     command = shlex.join(['python', 'tools/compare_attention.py', *(argv or sys.argv[1:])])
     machine = f'{platform.machine()}, {torch.get_num_threads()} threads, torch {torch.__version__}'
     if args.only != 'time':
-        data, val = pictures(args.out, args.images)
+        data, val = images(args.out, args.images)
         results['how']['accuracy'] = (
-            f'Accuracy on {len(val.labels)} unseen pictures of {len(THING_CLASSES)} classes, mean '
+            f'Accuracy on {len(val.labels)} unseen images of {len(THING_CLASSES)} classes, mean '
             f'and range over seeds, after {args.epochs} epochs of {len(data.labels)} '
-            f'pictures of {SIDE}x{SIDE}; chance is {100 / len(THING_CLASSES)} %. `{command}`'
+            f'images of {SIDE}x{SIDE}; chance is {100 / len(THING_CLASSES)} %. `{command}`'
         )
         for seed in range(args.seeds):  # a table of all rows is there after the first
             for name in args.names:
@@ -346,8 +344,8 @@ def main(argv: Sequence[str] | None = None) -> None:
                 write(results, args.out)
     if args.only != 'accuracy':
         results['how']['time'] = (
-            f'Median of {args.rounds} timings of one picture at inference, all in turn, and peak '
-            f'memory beyond picture and weights; {machine}. `{command}`'
+            f'Median of {args.rounds} timings of one image at inference, all in turn, and peak '
+            f'memory beyond image and weights; {machine}. `{command}`'
         )
         for name, row in measure(args.names, args.rounds).items():
             rows[name].update(row)

@@ -1,4 +1,4 @@
-"""Pictures and plots of what :mod:`mala_mm.analysis` finds inside of models."""
+"""Images and plots of what :mod:`mala_mm.analysis` finds inside of models."""
 
 from __future__ import annotations
 
@@ -41,24 +41,24 @@ def colour(values: np.ndarray, signed: bool = False, top: float | None = None) -
     return (255 * colours[..., :3]).round().astype(np.uint8)
 
 
-def overlay(picture: np.ndarray, colours: np.ndarray, opacity: float = OPACITY) -> np.ndarray:
-    """Lay colours over a picture in gray, both uint8 RGB of shape (h, w, 3)."""
-    gray = cv2.cvtColor(picture, cv2.COLOR_RGB2GRAY)[..., None]
+def overlay(image: np.ndarray, colours: np.ndarray, opacity: float = OPACITY) -> np.ndarray:
+    """Lay colours over an image in gray, both uint8 RGB of shape (h, w, 3)."""
+    gray = cv2.cvtColor(image, cv2.COLOR_RGB2GRAY)[..., None]
     return (opacity * colours + (1 - opacity) * gray).round().astype(np.uint8)
 
 
 @dataclass(frozen=True)
 class Panel:
-    """One picture of a sheet.
+    """One image of a sheet.
 
     Attributes:
-        picture (ndarray): uint8 RGB of shape (h, w, 3).
+        image (ndarray): uint8 RGB of shape (h, w, 3).
         title (str): Above it.
         note (str): Below it.
         point (tuple[float, float], optional): A pixel (x, y) to be marked.
     """
 
-    picture: np.ndarray
+    image: np.ndarray
     title: str = ''
     note: str = ''
     point: tuple[float, float] | None = None
@@ -67,16 +67,16 @@ class Panel:
 def save_panels(
     rows: Sequence[Sequence[Panel]], labels: Sequence[str], path: str | Path, width: float = 2.6
 ) -> None:
-    """Save rows of pictures as one PNG or JPEG, with a label at the left of each row.
+    """Save rows of images as one PNG or JPEG, with a label at the left of each row.
 
     Args:
-        rows (Sequence[Sequence[Panel]]): The pictures; rows may differ in length.
+        rows (Sequence[Sequence[Panel]]): The images; rows may differ in length.
         labels (Sequence[str]): One label per row.
         path (str | Path): Where it goes.
-        width (float): Width of a picture, in inches at 110 dots.
+        width (float): Width of an image, in inches at 110 dots.
     """
     columns = max(map(len, rows))
-    height, length = rows[0][0].picture.shape[:2]
+    height, length = rows[0][0].image.shape[:2]
     figure, axes = plt.subplots(
         len(rows),
         columns,
@@ -90,7 +90,7 @@ def save_panels(
         for panel, axis in zip(row, line):
             axis.set_axis_on()
             axis.set(xticks=[], yticks=[])
-            axis.imshow(panel.picture, interpolation='nearest')
+            axis.imshow(panel.image, interpolation='nearest')
             axis.set_title(panel.title, fontsize=9)
             axis.set_xlabel(panel.note, fontsize=7.5, labelpad=2)
             if panel.point is not None:

@@ -1,8 +1,8 @@
 r"""Serves a page in the browser on which to look inside of models.
 
-python tools/explore.py CONFIG mala.pth softmax.pth --pictures photos/
+python tools/explore.py CONFIG mala.pth softmax.pth --images photos/
 
-Click on the picture: the scores of the query there, for every stage and mechanism; the model's
+Click on the image: the scores of the query there, for every stage and mechanism; the model's
 prediction; the singular values of the KV states. Needs no package more than the other tools.
 """
 
@@ -20,7 +20,7 @@ from mala_mm.errors import UserError
 
 from .arguments import add_model_options, load_models
 from .explorer import OPERATORS, Explorer
-from .inside import find_pictures
+from .inside import find_images
 
 PAGE = Path(__file__).with_name('explore.html')
 LARGEST_UPLOAD = 32 << 20  # bytes
@@ -33,34 +33,34 @@ class Handler(BaseHTTPRequestHandler):
     protocol_version = 'HTTP/1.1'
 
     def do_GET(self) -> None:
-        """Serve the page, a picture or a look."""
+        """Serve the page, an image or a look."""
         url = urlsplit(self.path)
         explorer = self.server.explorer
         if url.path == '/':
             self._send(PAGE.read_bytes(), 'text/html; charset=utf-8')
         elif url.path == '/setup':
             self._answer(explorer.setup)
-        elif url.path == '/picture':
-            self._answer(lambda: explorer.picture(**_integers(url.query)), 'image/jpeg')
+        elif url.path == '/image':
+            self._answer(lambda: explorer.image(**_integers(url.query)), 'image/jpeg')
         elif url.path == '/look':
             self._answer(lambda: explorer.look(**_integers(url.query)))
         else:
             self._send(b'there is no such page', 'text/plain', 404)
 
     def do_POST(self) -> None:
-        """Take a picture file."""
+        """Take an image file."""
         url = urlsplit(self.path)
         length = self.headers.get('Content-Length', '')
-        if url.path != '/picture' or not length.isdigit():
+        if url.path != '/image' or not length.isdigit():
             self._send(b'there is no such page', 'text/plain', 404)
         elif int(length) > LARGEST_UPLOAD:
             self.close_connection = True
-            message = f'a picture file may have {LARGEST_UPLOAD >> 20} MiB at most'
+            message = f'an image file may have {LARGEST_UPLOAD >> 20} MiB at most'
             self._send(message.encode(), 'text/plain', 413)
         else:
             data = self.rfile.read(int(length))
-            name = parse_qs(url.query).get('name', ['picture'])[0]
-            self._answer(lambda: dict(number=self.server.explorer.add_picture(name, data)))
+            name = parse_qs(url.query).get('name', ['image'])[0]
+            self._answer(lambda: dict(number=self.server.explorer.add_image(name, data)))
 
     def _answer(self, ask: Callable[[], Any], content_type: str = 'application/json') -> None:
         try:
@@ -129,12 +129,12 @@ def main(argv: Sequence[str] | None = None) -> None:
         argv (Sequence[str], optional): Arguments; those of the process by default.
 
     Raises:
-        UserError: If a picture, the config, a checkpoint or an option is wrong.
+        UserError: If an image, the config, a checkpoint or an option is wrong.
     """
     parser = make_parser(__doc__)
     add_model_options(parser)
     parser.add_argument(
-        '--pictures', nargs='+', default=(), metavar='PATH', help='picture files and folders'
+        '--images', nargs='+', default=(), metavar='PATH', help='image files and folders'
     )
     parser.add_argument(
         '--operators',
@@ -146,8 +146,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument('--host', default='127.0.0.1', help='address (default: this machine only)')
     parser.add_argument('--port', type=int, default=7860, help='port (default: 7860)')
     args = parser.parse_args(argv)
-    pictures = find_pictures(args.pictures)[:50]
-    explorer = Explorer(list(load_models(args)), pictures, args.size, args.operators)
+    images = find_images(args.images)[:50]
+    explorer = Explorer(list(load_models(args)), images, args.size, args.operators)
     with ExplorerServer(explorer, args.host, args.port) as server:
         print(f'Open {server.address} in a browser; Ctrl-C ends it.', flush=True)
         try:

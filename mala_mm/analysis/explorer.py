@@ -23,12 +23,12 @@ from mala_mm.ops import Operator
 from .attention_maps import mean_row
 from .drawing import colour
 from .feature_maps import class_name
-from .inside import AttentionLayer, Recording, read_picture, record
+from .inside import AttentionLayer, Recording, read_image, record
 from .rank import effective_rank, numerical_rank, singular_values
 from .scores import check_operators
 
 OPERATORS = ('mala', 'rala', 'linear', 'softmax')
-KEPT = 8  # recordings of a model and a picture
+KEPT = 8  # recordings of a model and an image
 
 
 class Explorer:
@@ -36,15 +36,15 @@ class Explorer:
 
     Args:
         models (Sequence[tuple[str, nn.Module]]): Models by name.
-        pictures (Sequence[Path]): Picture files to choose from.
-        size (int): Longer side of a picture that a model gets, in pixels.
+        images (Sequence[Path]): Image files to choose from.
+        size (int): Longer side of an image that a model gets, in pixels.
         operators (Sequence[str]): Mechanisms to show beside a layer's own.
     """
 
     def __init__(
         self,
         models: Sequence[tuple[str, nn.Module]],
-        pictures: Sequence[Path] = (),
+        images: Sequence[Path] = (),
         size: int = 512,
         operators: Sequence[str] = OPERATORS,
     ) -> None:
@@ -52,7 +52,7 @@ class Explorer:
         self.models = list(models)
         self.size = size
         self.operators = tuple(operators)
-        self.pictures = [(p.name, read_picture(p, size)[0]) for p in pictures]
+        self.images = [(p.name, read_image(p, size)[0]) for p in images]
         self._seen: OrderedDict[tuple[int, int], tuple[Recording, dict]] = OrderedDict()
         self._lock = threading.Lock()  # one computation at a time: it uses all cores
 
@@ -60,11 +60,11 @@ class Explorer:
         """Return what there is to choose from."""
         return dict(
             models=[name or 'model' for name, _ in self.models],
-            pictures=[name for name, _ in self.pictures],
+            images=[name for name, _ in self.images],
         )
 
-    def add_picture(self, name: str, data: bytes) -> int:
-        """Add a picture from the bytes of its file, and return its number.
+    def add_image(self, name: str, data: bytes) -> int:
+        """Add an image from the bytes of its file, and return its number.
 
         Raises:
             UserError: If it cannot be read.
@@ -73,23 +73,21 @@ class Explorer:
             file.write(data)
             file.flush()
             try:
-                picture = read_picture(file.name, self.size)[0]
+                image = read_image(file.name, self.size)[0]
             except UserError as error:
-                raise UserError(
-                    f'{name} cannot be read as a picture; give a JPEG or PNG'
-                ) from error
-        self.pictures.append((name, picture))
-        return len(self.pictures) - 1
+                raise UserError(f'{name} cannot be read as an image; give a JPEG or PNG') from error
+        self.images.append((name, image))
+        return len(self.images) - 1
 
-    def picture(self, number: int) -> bytes:
-        """Return a picture as the models see it, as a JPEG file."""
-        _, picture = _pick(self.pictures, number, 'picture')
-        return cv2.imencode('.jpg', picture[..., ::-1], [cv2.IMWRITE_JPEG_QUALITY, 92])[1].tobytes()
+    def image(self, number: int) -> bytes:
+        """Return an image as the models see it, as a JPEG file."""
+        _, image = _pick(self.images, number, 'image')
+        return cv2.imencode('.jpg', image[..., ::-1], [cv2.IMWRITE_JPEG_QUALITY, 92])[1].tobytes()
 
     def look(
         self,
         model: int,
-        picture: int,
+        image: int,
         x: int | None = None,
         y: int | None = None,
         block: int = -1,
@@ -99,19 +97,19 @@ class Explorer:
 
         Args:
             model (int): Number of the model, from 0.
-            picture (int): Number of the picture, from 0.
+            image (int): Number of the image, from 0.
             x (int, optional): Column of the query's pixel; the middle by default.
             y (int, optional): Row, likewise.
             block (int): From 1; -1 is the last of each stage.
             head (int): From 1; 0 is the mean of all. Stages with fewer heads show their last.
 
         Raises:
-            UserError: If there is no such model, picture, pixel, block or head.
+            UserError: If there is no such model, image, pixel, block or head.
         """
         begin = time.perf_counter()
         with self._lock:
-            seen, spectra = self._record(model, picture)
-            height, width = seen.picture.shape[:2]
+            seen, spectra = self._record(model, image)
+            height, width = seen.image.shape[:2]
             point = (width // 2 if x is None else x, height // 2 if y is None else y)
             if head < 0 or head > max(layer.num_heads for layer in seen.layers):
                 most = max(layer.num_heads for layer in seen.layers)
@@ -136,12 +134,12 @@ class Explorer:
                 seconds=time.perf_counter() - begin,
             )
 
-    def _record(self, model: int, picture: int) -> tuple[Recording, dict]:
+    def _record(self, model: int, image: int) -> tuple[Recording, dict]:
         _, network = _pick(self.models, model, 'model')
-        _, image = _pick(self.pictures, picture, 'picture')
-        key = (model, picture)
+        _, pixels = _pick(self.images, image, 'image')
+        key = (model, image)
         if key not in self._seen:
-            self._seen[key] = record(network, image), {}
+            self._seen[key] = record(network, pixels), {}
             if len(self._seen) > KEPT:
                 self._seen.popitem(last=False)
         self._seen.move_to_end(key)
@@ -186,7 +184,7 @@ class Explorer:
         """Cut off the tokens that lie in the padding."""
         rows, columns = (
             math.ceil(tokens * shown / fed)
-            for tokens, shown, fed in zip(layer.size, seen.picture.shape, seen.input_size)
+            for tokens, shown, fed in zip(layer.size, seen.image.shape, seen.input_size)
         )
         return colours[:rows, :columns]
 

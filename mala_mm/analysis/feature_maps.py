@@ -1,4 +1,4 @@
-r"""Draws the feature maps of a model over a picture, and where a class is seen (Grad-CAM).
+r"""Draws the feature maps of a model over an image, and where a class is seen (Grad-CAM).
 
 python tools/feature_maps.py photo.jpg CONFIG checkpoint.pth
 python tools/feature_maps.py photo.jpg CONFIG checkpoint.pth --cam GradCAM --target 3 --stage 3 4
@@ -24,7 +24,7 @@ from mala_mm.errors import UserError
 
 from .arguments import add_model_options, check_out
 from .drawing import Panel, colour, overlay, save_panels
-from .inside import load_model, preprocess, read_picture
+from .inside import load_model, preprocess, read_image
 
 METHODS = ('GradCAM', 'GradCAMPlusPlus', 'LayerCAM', 'HiResCAM', 'EigenGradCAM')
 
@@ -46,12 +46,12 @@ def stage_modules(model: nn.Module) -> list[nn.Module]:
 
 
 @torch.no_grad()
-def feature_maps(model: nn.Module, picture: np.ndarray) -> list[Tensor]:
+def feature_maps(model: nn.Module, image: np.ndarray) -> list[Tensor]:
     """Return the maps (C, H, W) that the stages of a model's backbone hand on.
 
     Args:
         model (nn.Module): A model in evaluation mode.
-        picture (ndarray): uint8 RGB of shape (h, w, 3).
+        image (ndarray): uint8 RGB of shape (h, w, 3).
     """
     maps: list[Tensor] = []
     hooks = [
@@ -59,7 +59,7 @@ def feature_maps(model: nn.Module, picture: np.ndarray) -> list[Tensor]:
         for stage in stage_modules(model)
     ]
     try:
-        getattr(model, 'backbone', model)(preprocess(model, picture)['inputs'])
+        getattr(model, 'backbone', model)(preprocess(model, image)['inputs'])
     finally:
         for hook in hooks:
             hook.remove()
@@ -82,7 +82,7 @@ class Evidence(nn.Module):
 
     Args:
         model (nn.Module): The model.
-        samples (list): The data samples of the picture.
+        samples (list): The data samples of the image.
     """
 
     def __init__(self, model: nn.Module, samples: list) -> None:
@@ -124,16 +124,16 @@ def _num_classes(model: nn.Module) -> int:
 
 def class_activation(
     model: nn.Module,
-    picture: np.ndarray,
+    image: np.ndarray,
     layers: Sequence[nn.Module],
     target: int | None = None,
     method: str = 'GradCAM',
 ) -> tuple[list[np.ndarray], int]:
-    """Compute where in a picture a model sees a class.
+    """Compute where in an image a model sees a class.
 
     Args:
         model (nn.Module): A classifier, detector or segmentor in evaluation mode.
-        picture (ndarray): uint8 RGB of shape (h, w, 3).
+        image (ndarray): uint8 RGB of shape (h, w, 3).
         layers (Sequence[nn.Module]): Modules whose output is a map (1, C, H, W).
         target (int, optional): The class; the one with most evidence by default.
         method (str): One of :data:`METHODS`.
@@ -153,7 +153,7 @@ def class_activation(
         raise UserError(
             f'class activation maps need the package grad-cam ({error}); run pip install grad-cam'
         ) from error
-    data = preprocess(model, picture)
+    data = preprocess(model, image)
     evidence = Evidence(model, data.get('data_samples'))
     inputs = data['inputs']
     with torch.no_grad():
@@ -166,7 +166,7 @@ def class_activation(
     for layer in layers:
         with getattr(pytorch_grad_cam, method)(evidence, [layer]) as cam:
             found = cam(inputs, targets=[ClassifierOutputTarget(target)])[0]
-        maps.append(found[: picture.shape[0], : picture.shape[1]])
+        maps.append(found[: image.shape[0], : image.shape[1]])
     return maps, target
 
 
@@ -184,10 +184,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         argv (Sequence[str], optional): Arguments; those of the process by default.
 
     Raises:
-        UserError: If the picture, the config, the checkpoint or an option is wrong.
+        UserError: If the image, the config, the checkpoint or an option is wrong.
     """
     parser = make_parser(__doc__)
-    parser.add_argument('picture', help='a picture file')
+    parser.add_argument('image', help='an image file')
     add_model_options(parser, many=False)
     parser.add_argument('--stage', type=int, nargs='+', help='stages, from 1 (default: all)')
     parser.add_argument('--cam', choices=METHODS, help='class activation maps by this method too')
@@ -197,31 +197,31 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument('--out', default='feature_maps.png', help='PNG or JPEG file to write')
     args = parser.parse_args(argv)
     check_out(args.out)
-    picture, _ = read_picture(args.picture, args.size)
+    image, _ = read_image(args.image, args.size)
     model = load_model(args.config, args.checkpoint, args.cfg_options)
     modules = stage_modules(model)
     stages = args.stage or range(1, len(modules) + 1)
     for stage in stages:
         if not 1 <= stage <= len(modules):
             raise UserError(f'stage must be one of 1 to {len(modules)}, got {stage}')
-    maps = feature_maps(model, picture)
-    size = picture.shape[1::-1]
-    rows = [[Panel(picture, 'picture')], [Panel(picture, 'picture')]]
+    maps = feature_maps(model, image)
+    size = image.shape[1::-1]
+    rows = [[Panel(image, 'image')], [Panel(image, 'image')]]
     for stage in stages:
         features = maps[stage - 1]
         norm = cv2.resize(features.norm(dim=0).numpy(), size, interpolation=cv2.INTER_NEAREST)
         norm -= norm.min()
         components = cv2.resize(main_components(features), size, interpolation=cv2.INTER_NEAREST)
         note = f'{features.shape[0]} x {features.shape[1]} x {features.shape[2]}'
-        rows[0].append(Panel(overlay(picture, colour(norm)), f'stage {stage}', note))
+        rows[0].append(Panel(overlay(image, colour(norm)), f'stage {stage}', note))
         rows[1].append(Panel(components, f'stage {stage}', note))
     labels = ['norm', 'components']
     if args.cam:
         chosen = [modules[stage - 1] for stage in stages]
-        found, target = class_activation(model, picture, chosen, args.target, args.cam)
-        rows.append([Panel(picture, 'picture')])
+        found, target = class_activation(model, image, chosen, args.target, args.cam)
+        rows.append([Panel(image, 'image')])
         for stage, values in zip(stages, found):
-            panel = Panel(overlay(picture, colour(values)), f'stage {stage}')
+            panel = Panel(overlay(image, colour(values)), f'stage {stage}')
             rows[-1].append(panel)
         labels.append(f'{args.cam}: {class_name(model, target)}')
     save_panels(rows, labels, args.out)

@@ -28,7 +28,7 @@ from mala_mm.ops import Operator, build_operator, get_operator
 from mala_mm.ops.registry import split_heads
 
 SUFFIXES = ('.jpg', '.jpeg', '.png', '.bmp', '.webp')
-MULTIPLE = 32  # of both sides: the stride of the last stage, so that no picture is padded
+MULTIPLE = 32  # of both sides: the stride of the last stage, so that no image is padded
 
 
 @dataclass(frozen=True)
@@ -106,16 +106,16 @@ class AttentionLayer:
 
 @dataclass(frozen=True)
 class Recording:
-    """A picture, what the model made of it, and its attention layers.
+    """An image, what the model made of it, and its attention layers.
 
     Attributes:
-        picture (ndarray): What the model saw, uint8 RGB of shape (h, w, 3).
-        input_size (tuple[int, int]): Height and width of its input; the picture may be padded.
+        image (ndarray): What the model saw, uint8 RGB of shape (h, w, 3).
+        input_size (tuple[int, int]): Height and width of its input; the image may be padded.
         layers (tuple[AttentionLayer, ...]): The layers in the order in which they ran.
-        prediction (Any): The data sample of the picture; None for a bare backbone.
+        prediction (Any): The data sample of the image; None for a bare backbone.
     """
 
-    picture: np.ndarray
+    image: np.ndarray
     input_size: tuple[int, int]
     layers: tuple[AttentionLayer, ...]
     prediction: Any = None
@@ -147,27 +147,27 @@ class Recording:
         return chosen
 
     def token_at(self, layer: AttentionLayer, point: Sequence[int]) -> int:
-        """Return the token of a layer that lies under a pixel (x, y) of the picture.
+        """Return the token of a layer that lies under a pixel (x, y) of the image.
 
         Raises:
             UserError: If the pixel lies outside.
         """
-        height, width = self.picture.shape[:2]
+        height, width = self.image.shape[:2]
         check_point(point, (height, width))
         row = int(point[1] * layer.size[0] / self.input_size[0])
         column = int(point[0] * layer.size[1] / self.input_size[1])
         return layer.operator.num_extra_tokens + row * layer.size[1] + column
 
     def spread(self, layer: AttentionLayer, tokens: np.ndarray) -> np.ndarray:
-        """Enlarge numbers per token (N, ) to the picture (h, w), without smoothing."""
+        """Enlarge numbers per token (N, ) to the image (h, w), without smoothing."""
         grid = layer.on_map(np.asarray(tokens, np.float32))
         height, width = self.input_size
         large = cv2.resize(grid, (width, height), interpolation=cv2.INTER_NEAREST)
-        return large[: self.picture.shape[0], : self.picture.shape[1]]
+        return large[: self.image.shape[0], : self.image.shape[1]]
 
 
 def check_point(point: Sequence[int], size: tuple[int, int]) -> None:
-    """Refuse a pixel (x, y) that lies outside of a picture of size (h, w).
+    """Refuse a pixel (x, y) that lies outside of an image of size (h, w).
 
     Raises:
         UserError: If it does.
@@ -175,7 +175,7 @@ def check_point(point: Sequence[int], size: tuple[int, int]) -> None:
     height, width = size
     if not (0 <= point[0] < width and 0 <= point[1] < height):
         raise UserError(
-            f'the point must lie in the picture, x from 0 to {width - 1} and y from 0 to '
+            f'the point must lie in the image, x from 0 to {width - 1} and y from 0 to '
             f'{height - 1}, got {tuple(point)}'
         )
 
@@ -184,30 +184,30 @@ def _listed(numbers: Sequence[int]) -> str:
     return ', '.join(str(n) for n in numbers)
 
 
-def find_pictures(paths: Sequence[str | Path]) -> list[Path]:
-    """Return the picture files that paths name; a folder stands for those in it.
+def find_images(paths: Sequence[str | Path]) -> list[Path]:
+    """Return the image files that paths name; a folder stands for those in it.
 
     Raises:
-        UserError: If a path does not exist or a folder holds no picture.
+        UserError: If a path does not exist or a folder holds no image.
     """
     found = []
     for path in map(Path, paths):
         if path.is_dir():
             inside = sorted(p for p in path.rglob('*') if p.suffix.lower() in SUFFIXES)
             if not inside:
-                raise UserError(f'{path} holds no picture; they end in {", ".join(SUFFIXES)}')
+                raise UserError(f'{path} holds no image; they end in {", ".join(SUFFIXES)}')
             found += inside
         elif path.is_file():
             found.append(path)
         else:
-            raise UserError(f'picture {path} does not exist; give a file or a folder')
+            raise UserError(f'image {path} does not exist; give a file or a folder')
     return found
 
 
-def read_picture(
+def read_image(
     path: str | Path, longest: int | None = 512, point: Sequence[int] | None = None
 ) -> tuple[np.ndarray, tuple[int, int]]:
-    """Read a picture as training does, scaled so that the model need not pad it.
+    """Read an image as training does, scaled so that the model need not pad it.
 
     Args:
         path (str | Path): The file.
@@ -224,18 +224,18 @@ def read_picture(
     if longest is not None and longest < MULTIPLE:
         raise UserError(f'the size must be at least {MULTIPLE} pixels, got {longest}')
     data = np.fromfile(str(path), np.uint8) if Path(path).is_file() else np.empty(0, np.uint8)
-    picture = cv2.imdecode(data, cv2.IMREAD_COLOR) if data.size else None
-    if picture is None:
-        raise UserError(f'{path} cannot be read as a picture; give a JPEG or PNG file')
-    height, width = picture.shape[:2]
+    image = cv2.imdecode(data, cv2.IMREAD_COLOR) if data.size else None
+    if image is None:
+        raise UserError(f'{path} cannot be read as an image; give a JPEG or PNG file')
+    height, width = image.shape[:2]
     if point is None:
         point = (width // 2, height // 2)
     check_point(point, (height, width))
     factor = 1 if longest is None else longest / max(height, width)
     new = [max(round(side * factor / MULTIPLE), 1) * MULTIPLE for side in (height, width)]
-    picture = cv2.resize(picture, (new[1], new[0]), interpolation=cv2.INTER_AREA)
+    image = cv2.resize(image, (new[1], new[0]), interpolation=cv2.INTER_AREA)
     point = (int((point[0] + 0.5) * new[1] / width), int((point[1] + 0.5) * new[0] / height))
-    return np.ascontiguousarray(picture[..., ::-1]), point
+    return np.ascontiguousarray(image[..., ::-1]), point
 
 
 def load_model(
@@ -325,19 +325,19 @@ def attn_types_of(checkpoint: str | Path) -> list[str] | None:
 
 
 @torch.no_grad()
-def record(model: nn.Module, picture: np.ndarray, predict: bool = True) -> Recording:
-    """Let a model look at a picture, and keep what its attention layers held.
+def record(model: nn.Module, image: np.ndarray, predict: bool = True) -> Recording:
+    """Let a model look at an image, and keep what its attention layers held.
 
     Args:
         model (nn.Module): A bare backbone, or a model of mmpretrain, mmdet or mmseg, in evaluation
             mode.
-        picture (ndarray): uint8 RGB of shape (h, w, 3).
+        image (ndarray): uint8 RGB of shape (h, w, 3).
         predict (bool): Whether the heads run too.
 
     Returns:
         Recording: What was seen, held and predicted.
     """
-    data = preprocess(model, picture)
+    data = preprocess(model, image)
     backbone = getattr(model, 'backbone', model)
     with _recorded(model) as layers:
         prediction = None
@@ -345,30 +345,30 @@ def record(model: nn.Module, picture: np.ndarray, predict: bool = True) -> Recor
             backbone(data['inputs'])
         else:
             prediction = model(**data, mode='predict')[0]
-    return Recording(picture, tuple(data['inputs'].shape[-2:]), tuple(layers), prediction)
+    return Recording(image, tuple(data['inputs'].shape[-2:]), tuple(layers), prediction)
 
 
-def preprocess(model: nn.Module, picture: np.ndarray) -> dict[str, Any]:
-    """Return a picture as the model's own preprocessing hands it on, with a data sample.
+def preprocess(model: nn.Module, image: np.ndarray) -> dict[str, Any]:
+    """Return an image as the model's own preprocessing hands it on, with a data sample.
 
     Args:
         model (nn.Module): As in :func:`record`.
-        picture (ndarray): uint8 RGB of shape (h, w, 3).
+        image (ndarray): uint8 RGB of shape (h, w, 3).
 
     Returns:
         dict: ``inputs`` of shape (1, 3, H, W), and for a whole model ``data_samples``.
     """
-    image = torch.from_numpy(np.ascontiguousarray(picture[..., ::-1])).permute(2, 0, 1)
+    tensor = torch.from_numpy(np.ascontiguousarray(image[..., ::-1])).permute(2, 0, 1)
     if not hasattr(model, 'data_preprocessor'):
         mean, std = torch.tensor([123.675, 116.28, 103.53]), torch.tensor([58.395, 57.12, 57.375])
-        return dict(inputs=((image.flip(0) - mean[:, None, None]) / std[:, None, None])[None])
-    size = picture.shape[:2]
+        return dict(inputs=((tensor.flip(0) - mean[:, None, None]) / std[:, None, None])[None])
+    size = image.shape[:2]
     sample = _sample_class(model)(
         metainfo=dict(
             img_shape=size, ori_shape=size, pad_shape=size, scale_factor=(1.0, 1.0), img_path=''
         )
     )
-    data = pseudo_collate([dict(inputs=image, data_samples=sample)])
+    data = pseudo_collate([dict(inputs=tensor, data_samples=sample)])
     return model.data_preprocessor(data, False)
 
 

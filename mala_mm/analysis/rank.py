@@ -1,14 +1,14 @@
 r"""Measures the rank of KV states and of output features, per layer and head.
 
-python tools/rank.py CONFIG linear.pth rala.pth mala.pth softmax.pth --pictures photos/
-python tools/rank.py CONFIG mala.pth --pictures photos/ --operators linear rala mala softmax
+python tools/rank.py CONFIG linear.pth rala.pth mala.pth softmax.pth --images photos/
+python tools/rank.py CONFIG mala.pth --images photos/ --operators linear rala mala softmax
 
 Three matrices of each head: "state", the d x d sum that the queries read (the papers' KV buffer,
 which softmax attention has not); "output", the N x d output of the attention; "gated", the same
 after local position and gate, as it reaches the projection (for each checkpoint's own operator).
 Singular values s_1 >= s_2 ... of each matrix, in float64. "rank" counts s_i > s_1 max(N, d) 2^-23:
 the rank in float32, as torch.linalg.matrix_rank has it. "rank 1 %" counts s_i > 0.01 s_1.
-"effective" is exp(-sum p log p), p_i = s_i / sum s (Roy and Vetterli, 2007). Means over pictures.
+"effective" is exp(-sum p log p), p_i = s_i / sum s (Roy and Vetterli, 2007). Means over images.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from mala_mm.errors import UserError
 from mala_mm.files import write_bytes
 from mala_mm.ops import OPERATORS, Operator
 
-from .arguments import add_model_options, add_picture_options, check_out, load_models
+from .arguments import add_image_options, add_model_options, check_out, load_models
 from .drawing import markdown_table, plot_lines
-from .inside import AttentionLayer, find_pictures, read_picture, record
+from .inside import AttentionLayer, find_images, read_image, record
 
 MATRICES = ('state', 'output', 'gated')
 FLOAT32 = 2.0**-23
@@ -50,7 +50,7 @@ HEAD = (
 
 @dataclass
 class Spectrum:
-    """Singular values of one matrix of one head, and its ranks, means over pictures.
+    """Singular values of one matrix of one head, and its ranks, means over images.
 
     Attributes:
         model (str): Name of the checkpoint.
@@ -130,11 +130,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         argv (Sequence[str], optional): Arguments; those of the process by default.
 
     Raises:
-        UserError: If a picture, the config, a checkpoint or an option is wrong.
+        UserError: If an image, the config, a checkpoint or an option is wrong.
     """
     parser = make_parser(__doc__)
     add_model_options(parser)
-    add_picture_options(parser)
+    add_image_options(parser)
     parser.add_argument('--stage', type=int, help='stage, from 1 (default: all)')
     parser.add_argument('--block', type=int, help='block, from 1; -1: the last (default: all)')
     parser.add_argument(
@@ -149,21 +149,21 @@ def main(argv: Sequence[str] | None = None) -> None:
     for name in args.operators or ():
         if name not in OPERATORS:
             raise UserError(f'the operator must be one of {tuple(OPERATORS)}, got {name!r}')
-    pictures = find_pictures(args.pictures)[: args.limit]
+    images = find_images(args.images)[: args.limit]
     spectra: list[Spectrum] = []
     for name, model in load_models(args):
         found: dict[tuple, list[list]] = {}
-        for path in pictures:
-            seen = record(model, read_picture(path, args.size)[0], predict=False)
+        for path in images:
+            seen = record(model, read_image(path, args.size)[0], predict=False)
             for layer in seen.choose(args.stage, args.block):
                 for operator in args.operators or (None,):
                     _measure(layer, operator, found)
         for key, parts in found.items():
             ranks = [float(np.mean([p[i] for p in parts])) for i in range(3)]
-            length = min(len(p[3]) for p in parts)  # pictures with few tokens have fewer values
+            length = min(len(p[3]) for p in parts)  # images with few tokens have fewer values
             values = np.mean([p[3][:length] for p in parts], 0).tolist()
             spectra.append(Spectrum(name, *key, *ranks, values))
-    print(f'{len(pictures)} pictures')
+    print(f'{len(images)} images')
     print(markdown_table([HEAD, *_rows(spectra)], text_columns=3))
     plot(spectra, args.out)
     content = json.dumps([asdict(s) for s in spectra], indent=1)

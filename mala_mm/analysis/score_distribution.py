@@ -1,9 +1,9 @@
 r"""Measures how attention scores are distributed, and what becomes of them as queries grow.
 
-python tools/score_distribution.py CONFIG mala.pth softmax.pth --pictures photos/
-python tools/score_distribution.py CONFIG --pictures photo.jpg --operators mala linear softmax
+python tools/score_distribution.py CONFIG mala.pth softmax.pth --images photos/
+python tools/score_distribution.py CONFIG --images photo.jpg --operators mala linear softmax
 
-Means over pictures, queries and blocks. A row of scores has N numbers s_j; shares are of their
+Means over images, queries and blocks. A row of scores has N numbers s_j; shares are of their
 absolute mass, p_j = |s_j| / sum |s|. "entropy" is -sum p log p / log N (1: flat), "peak" N times
 the largest p (1: flat), "row sum" the sum of all s_j, "negative" the share of the scores below 0,
 "mass" their share of the mass, "least" N times the lowest score of all.
@@ -23,9 +23,9 @@ from mala_mm.engine.arguments import make_parser
 from mala_mm.errors import UserError
 from mala_mm.files import write_bytes
 
-from .arguments import add_model_options, add_picture_options, check_out, load_models
+from .arguments import add_image_options, add_model_options, check_out, load_models
 from .drawing import markdown_table, plot_lines
-from .inside import AttentionLayer, find_pictures, read_picture, record
+from .inside import AttentionLayer, find_images, read_image, record
 from .scores import (
     FACTORS,
     LENGTHS,
@@ -57,7 +57,7 @@ class Measured:
         block (int): From 1.
         head (int): From 1.
         factor (float): By how much the queries were lengthened.
-        distribution (Distribution): Mean over pictures and queries.
+        distribution (Distribution): Mean over images and queries.
         curve (list[float]): Scores times N in falling order, at even steps, mean likewise.
     """
 
@@ -79,11 +79,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         argv (Sequence[str], optional): Arguments; those of the process by default.
 
     Raises:
-        UserError: If a picture, the config, a checkpoint or an option is wrong.
+        UserError: If an image, the config, a checkpoint or an option is wrong.
     """
     parser = make_parser(__doc__)
     add_model_options(parser)
-    add_picture_options(parser)
+    add_image_options(parser)
     parser.add_argument('--stage', type=int, help='stage, from 1 (default: all)')
     parser.add_argument('--block', type=int, help='block, from 1; -1: the last (default: all)')
     parser.add_argument(
@@ -107,7 +107,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         help='whose length: that of q, or of phi(q) as in the proofs (default: q)',
     )
     parser.add_argument(
-        '--queries', type=int, default=32, help='queries per picture, evenly spread (default: 32)'
+        '--queries', type=int, default=32, help='queries per image, evenly spread (default: 32)'
     )
     parser.add_argument('--out', default='scores.png', help='PNG or JPEG; a JSON lies beside it')
     args = parser.parse_args(argv)
@@ -117,12 +117,12 @@ def main(argv: Sequence[str] | None = None) -> None:
         raise UserError(
             f'--queries and --factors must be positive, got {args.queries} and {args.factors}'
         )
-    pictures = find_pictures(args.pictures)[: args.limit]
+    images = find_images(args.images)[: args.limit]
     measured: list[Measured] = []
     for name, model in load_models(args):
         found: dict[tuple, list[tuple[Distribution, np.ndarray]]] = {}
-        for path in pictures:
-            seen = record(model, read_picture(path, args.size)[0], predict=False)
+        for path in images:
+            seen = record(model, read_image(path, args.size)[0], predict=False)
             for layer in seen.choose(args.stage, args.block):
                 for operator in args.operators or (layer.operator.name,):
                     for rotary in (True, False):

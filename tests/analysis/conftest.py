@@ -1,4 +1,4 @@
-"""A tiny classifier, its checkpoint and a picture to look at it with."""
+"""A tiny classifier, its checkpoint and an image to look at it with."""
 
 import cv2
 import numpy as np
@@ -46,10 +46,10 @@ def model(folder):
 
 @pytest.fixture(scope='session')
 def seen(folder, model):
-    """What it held of the picture, 64 x 96."""
-    from mala_mm.analysis.inside import read_picture, record
+    """What it held of the image, 64 x 96."""
+    from mala_mm.analysis.inside import read_image, record
 
-    return record(model, read_picture(folder / 'photo.png', None)[0])
+    return record(model, read_image(folder / 'photo.png', None)[0])
 
 
 @pytest.fixture

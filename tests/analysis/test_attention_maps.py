@@ -1,4 +1,4 @@
-"""Scores over a picture."""
+"""Scores over an image."""
 
 import cv2
 import numpy as np
@@ -12,7 +12,7 @@ def test_a_panel_is_the_row_in_colours(seen):
     layer = seen.layers[0]
     panel = draw_row(seen, layer, (50, 20))
     row = mean_row(layer, seen.token_at(layer, (50, 20)), None)
-    assert row.shape == (384,) and panel.picture.shape == (64, 96, 3)
+    assert row.shape == (384,) and panel.image.shape == (64, 96, 3)
     assert panel.title == 'mala' and ('negative' in panel.note) == bool((row < 0).any())
     best = int(np.abs(row).argmax())
     other = mean_row(layer, seen.token_at(layer, (50, 20)), 1, 'softmax')

@@ -1,4 +1,4 @@
-"""The comparison of mechanisms on painted pictures, at a size that takes seconds."""
+"""The comparison of mechanisms on painted images, at a size that takes seconds."""
 
 import json
 
@@ -14,7 +14,7 @@ SMALL += ['--seeds', '1', '--epochs', '1', '--rounds', '1']
 
 @pytest.fixture
 def small(monkeypatch, tmp_path):
-    """Few pictures, small measurements; returns the arguments and how often it was painted."""
+    """Few images, small measurements; returns the arguments and how often it was painted."""
     painted = []
 
     def paint(split, number):

@@ -38,8 +38,8 @@ def look(server, query):
 
 def test_a_look_has_every_stage_and_mechanism(server):
     setup = json.loads(get(server, 'setup')[1])
-    assert setup == dict(models=['random', 'again'], pictures=['photo.png'])
-    found = look(server, 'model=0&picture=0&x=10&y=20')
+    assert setup == dict(models=['random', 'again'], images=['photo.png'])
+    found = look(server, 'model=0&image=0&x=10&y=20')
     assert found['point'] == [10, 20] and found['size'] == [64, 32]
     for stage, own in zip(found['stages'], ('mala', 'mala', 'softmax', 'softmax')):
         operators = [m['operator'] for m in stage['maps']]
@@ -56,33 +56,33 @@ def test_a_look_has_every_stage_and_mechanism(server):
 
 
 def test_block_and_head_are_chosen(server):
-    first = look(server, 'model=0&picture=0&block=1&head=0')
+    first = look(server, 'model=0&image=0&block=1&head=0')
     assert [s['block'] for s in first['stages']] == [1, 1, 1, 1]
-    third = look(server, 'model=0&picture=0&head=3')
+    third = look(server, 'model=0&image=0&head=3')
     assert [s['head'] for s in third['stages']] == [1, 2, 2, 3]  # the last where there are fewer
     assert third['stages'][3]['maps'][0]['high'] != first['stages'][3]['maps'][0]['high']
 
 
-def test_a_picture_can_be_added(server, folder):
+def test_a_image_can_be_added(server, folder):
     data = (folder / 'photo.png').read_bytes()
-    number = json.loads(get(server, 'picture?name=mine.png', data)[1])['number']
-    assert json.loads(get(server, 'setup')[1])['pictures'][number] == 'mine.png'
-    status, picture = get(server, f'picture?number={number}')
-    assert status == 200 and picture[:2] == b'\xff\xd8'
-    status, sentence = get(server, 'picture?name=no.png', b'no picture')
+    number = json.loads(get(server, 'image?name=mine.png', data)[1])['number']
+    assert json.loads(get(server, 'setup')[1])['images'][number] == 'mine.png'
+    status, image = get(server, f'image?number={number}')
+    assert status == 200 and image[:2] == b'\xff\xd8'
+    status, sentence = get(server, 'image?name=no.png', b'no image')
     assert status == 400 and b'no.png cannot be read' in sentence
 
 
 @pytest.mark.parametrize(
     ('query', 'sentence'),
     [
-        ('model=0&picture=9', b'the picture must be from 0 to'),
-        ('model=2&picture=0', b'the model must be from 0 to 1, got 2'),
-        ('model=0&picture=0&x=64&y=0', b'x from 0 to 63 and y from 0 to 31, got (64, 0)'),
-        ('model=0&picture=0&head=5', b'the head must be from 1 to 4, or 0 for all, got 5'),
-        ('model=0&picture=0&block=3', b'the block must be from 1 to 2, or -1 for the last, got 3'),
-        ('model=zero&picture=0', b"model must be an integer, got 'zero'"),
-        ('picture=0', b'model'),
+        ('model=0&image=9', b'the image must be from 0 to'),
+        ('model=2&image=0', b'the model must be from 0 to 1, got 2'),
+        ('model=0&image=0&x=64&y=0', b'x from 0 to 63 and y from 0 to 31, got (64, 0)'),
+        ('model=0&image=0&head=5', b'the head must be from 1 to 4, or 0 for all, got 5'),
+        ('model=0&image=0&block=3', b'the block must be from 1 to 2, or -1 for the last, got 3'),
+        ('model=zero&image=0', b"model must be an integer, got 'zero'"),
+        ('image=0', b'model'),
     ],
 )
 def test_bad_questions_are_answered_by_a_sentence(server, query, sentence):
@@ -117,7 +117,7 @@ def test_a_click_in_a_browser(server):
         assert page.locator('.stage').count() == 4
         assert page.locator('img.scores').count() == 16
         before = page.locator('img.scores').first.get_attribute('src')
-        box = page.locator('#picture img').bounding_box()
+        box = page.locator('#image img').bounding_box()
         page.mouse.click(box['x'] + 3, box['y'] + 3)
         page.wait_for_function(
             'before => document.body.dataset.state === "ready" && '

@@ -17,7 +17,7 @@ from mala_mm.errors import UserError
 
 
 def test_feature_maps_are_those_of_the_stages(model, seen):
-    maps = feature_maps(model, seen.picture)
+    maps = feature_maps(model, seen.image)
     shapes = [(8, 16, 24), (16, 8, 12), (16, 4, 6), (32, 2, 3)]
     assert [tuple(m.shape) for m in maps] == shapes
 
@@ -34,21 +34,21 @@ def test_components_separate_what_differs():
 def test_class_activation_follows_the_evidence(model, seen):
     pytest.importorskip('pytorch_grad_cam', reason='class activation maps need grad-cam')
     stages = stage_modules(model)
-    (found,), target = class_activation(model, seen.picture, stages[-1:])
+    (found,), target = class_activation(model, seen.image, stages[-1:])
     assert target == int(seen.prediction.pred_score.argmax())
     assert found.shape == (64, 96) and 0 <= found.min() <= found.max() <= 1
     other = (target + 1) % 3
-    (differs,), _ = class_activation(model, seen.picture, stages[-1:], other, 'LayerCAM')
+    (differs,), _ = class_activation(model, seen.image, stages[-1:], other, 'LayerCAM')
     assert not np.allclose(found, differs)
     assert class_name(model, 1) == 'car'
     with pytest.raises(UserError, match='the class must be from 0 to 2, got 3'):
-        class_activation(model, seen.picture, stages[-1:], 3)
+        class_activation(model, seen.image, stages[-1:], 3)
 
 
 def test_without_the_package_it_says_how_to_get_it(model, seen, monkeypatch):
     monkeypatch.setitem(sys.modules, 'pytorch_grad_cam', None)
     with pytest.raises(UserError, match='pip install grad-cam'):
-        class_activation(model, seen.picture, stage_modules(model))
+        class_activation(model, seen.image, stage_modules(model))
 
 
 def test_the_command_draws(command, folder):

@@ -1,4 +1,4 @@
-"""What is recorded of a model, and how places in it and in the picture are found."""
+"""What is recorded of a model, and how places in it and in the image are found."""
 
 import cv2
 import numpy as np
@@ -7,10 +7,10 @@ import torch
 
 from mala_mm.analysis.inside import (
     attn_types_of,
-    find_pictures,
+    find_images,
     load_model,
     preprocess,
-    read_picture,
+    read_image,
     record,
 )
 from mala_mm.errors import UserError
@@ -32,7 +32,7 @@ def test_queries_keys_and_values_are_what_the_layer_computes_with(model, seen):
     gates = []
     hook = mixer.qkvo.register_forward_hook(lambda *args: gates.append(args[-1].chunk(4, 1)[3]))
     with torch.no_grad():
-        model.backbone(preprocess(model, seen.picture)['inputs'])
+        model.backbone(preprocess(model, seen.image)['inputs'])
         hook.remove()
         y = layer.operator.equations(layer.q, layer.k, layer.v, layer.size)
         y, v, gated = (merge_heads(x, layer.size, False) for x in (y, layer.v, layer.gated))
@@ -64,28 +64,28 @@ def test_places_that_are_not_there_are_refused(seen):
     assert [layer.block for layer in seen.choose(block=-1)] == [2, 1, 1, 1]
 
 
-def test_pictures_are_scaled_with_their_point(folder, tmp_path):
-    picture, point = read_picture(folder / 'photo.png', 128, (89, 0))
-    assert picture.shape == (96, 128, 3) and point == (127, 0)
-    _, middle = read_picture(folder / 'photo.png', None)
+def test_images_are_scaled_with_their_point(folder, tmp_path):
+    image, point = read_image(folder / 'photo.png', 128, (89, 0))
+    assert image.shape == (96, 128, 3) and point == (127, 0)
+    _, middle = read_image(folder / 'photo.png', None)
     assert middle == (48, 32)
-    (tmp_path / 'broken.png').write_bytes(b'no picture')
-    assert find_pictures([tmp_path]) == [tmp_path / 'broken.png']
+    (tmp_path / 'broken.png').write_bytes(b'no image')
+    assert find_images([tmp_path]) == [tmp_path / 'broken.png']
     for path, sentence in (
-        (tmp_path / 'broken.png', 'cannot be read as a picture'),
-        (tmp_path / 'nope.png', 'cannot be read as a picture'),
+        (tmp_path / 'broken.png', 'cannot be read as an image'),
+        (tmp_path / 'nope.png', 'cannot be read as an image'),
     ):
         with pytest.raises(UserError, match=sentence):
-            read_picture(path)
+            read_image(path)
     with pytest.raises(UserError, match=r'got \(90, 0\)'):
-        read_picture(folder / 'photo.png', 64, (90, 0))
+        read_image(folder / 'photo.png', 64, (90, 0))
     with pytest.raises(UserError, match='at least 32 pixels, got 8'):
-        read_picture(folder / 'photo.png', 8)
-    with pytest.raises(UserError, match='holds no picture'):
+        read_image(folder / 'photo.png', 8)
+    with pytest.raises(UserError, match='holds no image'):
         (tmp_path / 'empty').mkdir()
-        find_pictures([tmp_path / 'empty'])
+        find_images([tmp_path / 'empty'])
     with pytest.raises(UserError, match='does not exist'):
-        find_pictures([tmp_path / 'nope'])
+        find_images([tmp_path / 'nope'])
 
 
 def test_the_checkpoint_says_which_operators_it_is_of(folder):
@@ -98,14 +98,14 @@ def test_the_checkpoint_says_which_operators_it_is_of(folder):
     assert model.backbone.attn_types == ('rala',) * 4
 
 
-def test_gray_pictures_and_bare_backbones(tmp_path):
+def test_gray_images_and_bare_backbones(tmp_path):
     cv2.imwrite(str(tmp_path / 'gray.png'), np.full((40, 40), 200, np.uint8))
     (tmp_path / 'backbone.py').write_text(
         "backbone = dict(type='mala_mm.RAVLT', arch=dict("
         'embed_dims=(8, 8, 8, 8), depths=(1, 1, 1, 1), num_heads=(1, 1, 1, 1)))'
     )
     model = load_model(tmp_path / 'backbone.py')
-    found = record(model, read_picture(tmp_path / 'gray.png', 64)[0])
+    found = record(model, read_image(tmp_path / 'gray.png', 64)[0])
     assert found.prediction is None
     assert [layer.operator.name for layer in found.layers] == ['rala'] * 2 + ['softmax'] * 2
 

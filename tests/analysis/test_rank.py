@@ -45,7 +45,7 @@ def test_the_matrices_of_a_layer(seen):
 
 def test_the_command_writes_table_plot_and_numbers(command, folder):
     out = ('--out', 'rank.png', '--size', '64')
-    code, printed, _ = command('rank', 'tiny.py', '--pictures', 'photo.png', *out)
+    code, printed, _ = command('rank', 'tiny.py', '--images', 'photo.png', *out)
     assert code == 0
     lines = [line for line in printed.splitlines() if line.startswith('|')]
     # 3 matrices of stages 1 (2 blocks) and 2 (2 heads), 2 of 2 and 4 heads in stages 3 and 4
@@ -64,9 +64,9 @@ def test_the_command_writes_table_plot_and_numbers(command, folder):
         (('--stage', '7'), 'stage must be one of 1, 2, 3, 4, got 7'),
         (('--block', '3'), 'block must be one of 1 to 2'),
         (('--out', 'rank.pdf'), '--out must end in .png or .jpg, got rank.pdf'),
-        (('--pictures', 'nope'), 'picture nope does not exist'),
+        (('--images', 'nope'), 'image nope does not exist'),
     ],
 )
 def test_bad_input_is_a_sentence(command, args, sentence):
-    code, _, error = command('rank', 'tiny.py', '--pictures', 'photo.png', '--size', '64', *args)
+    code, _, error = command('rank', 'tiny.py', '--images', 'photo.png', '--size', '64', *args)
     assert code == 1 and sentence in error

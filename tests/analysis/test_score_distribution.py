@@ -6,7 +6,7 @@ import pytest
 
 
 def test_the_command_measures_every_head(command, folder):
-    args = ('--pictures', 'photo.png', '--size', '64', '--queries', '8', '--factors', '1', '4')
+    args = ('--images', 'photo.png', '--size', '64', '--queries', '8', '--factors', '1', '4')
     code, printed, _ = command('score_distribution', 'tiny.py', *args, '--out', 'scores.png')
     assert code == 0
     found = json.loads((folder / 'scores.json').read_text())
@@ -26,7 +26,7 @@ def test_the_command_measures_every_head(command, folder):
 def test_checkpoints_stand_side_by_side(command, folder):
     (folder / 'other').mkdir(exist_ok=True)
     (folder / 'other' / 'linear.pth').write_bytes((folder / 'linear.pth').read_bytes())
-    args = ('--pictures', '.', '--limit', '1', '--size', '64', '--queries', '4', '--stage', '1')
+    args = ('--images', '.', '--limit', '1', '--size', '64', '--queries', '4', '--stage', '1')
     checkpoints = ('linear.pth', 'other/linear.pth')
     code, printed, _ = command('score_distribution', 'tiny.py', *checkpoints, *args)
     assert code == 0 and '| other/linear.pth' in printed
@@ -43,6 +43,6 @@ def test_checkpoints_stand_side_by_side(command, folder):
 )
 def test_bad_input_is_a_sentence(command, args, sentence):
     code, _, error = command(
-        'score_distribution', 'tiny.py', '--pictures', 'photo.png', '--size', '64', *args
+        'score_distribution', 'tiny.py', '--images', 'photo.png', '--size', '64', *args
     )
     assert code != 0 and sentence in error

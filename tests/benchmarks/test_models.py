@@ -38,7 +38,7 @@ def test_prints_and_draws(program, tmp_path, capsys):
         # ours and they alone have somebody to agree with
         assert (row['error'] is None) == (not row['name'].startswith('MAViT'))
         if program is training:
-            # the maps of the first stage alone, 64 channels for two pictures, are saved
+            # the maps of the first stage alone, 64 channels for two images, are saved
             tokens = -(-row['size'][0] // 4) * -(-row['size'][1] // 4)
             assert row['saved'] > 2 * 64 * 4 * tokens
 
@@ -87,6 +87,6 @@ def test_saved_bytes_count_memory_once_and_no_weights():
 
 def test_scores_are_those_of_the_largest_softmax_stage():
     count = models.scores_bytes('tiny', ('mala', 'mala', 'softmax', 'softmax'))
-    # stage 3 of a 512x2048 picture: 4 heads, 32 x 128 tokens; the scores and their softmax
+    # stage 3 of a 512x2048 image: 4 heads, 32 x 128 tokens; the scores and their softmax
     assert count(1, 512, 2048) == 2 * 4 * 4 * 4096**2
     assert models.scores_bytes('tiny', ('mala',) * 4)(1, 512, 2048) == 0

@@ -26,7 +26,7 @@ class Focused(Operator):
     channels with bias, the same for every head.
 
     ``P`` belongs to a map of one size, ``grid``. On maps of other sizes it is interpolated
-    (bicubic), as position embeddings are when a vision transformer meets another picture. Tokens
+    (bicubic), as position embeddings are when a vision transformer meets another image. Tokens
     off the map have no ``P`` and no convolution.
 
     Args:
