@@ -99,12 +99,15 @@ def paint(split: str, number: int) -> tuple[Tensor, Tensor]:
 
 def images(out: Path, number: int) -> tuple[Data, Data]:
     """Return images to train on and 1024 others, painted once for each folder."""
-    file = out / f'images_{number}.pt'
+    file = out / f'images_{number}.npz'
     if not file.is_file():
         out.mkdir(parents=True, exist_ok=True)
-        torch.save([paint(*part) for part in (('train', number), ('val', 1024))], file)
+        painted = [x.numpy() for part in (('train', number), ('val', 1024)) for x in paint(*part)]
+        np.savez(file, *painted)
     sets = []
-    for images, labels in torch.load(file, weights_only=True):
+    with np.load(file) as arrays:
+        parts = [torch.from_numpy(arrays[f'arr_{i}']) for i in range(4)]
+    for images, labels in (parts[:2], parts[2:]):
         pixels = images.float()
         sets.append(Data((pixels - pixels.mean()) / pixels.std(), labels))
     return tuple(sets)

@@ -172,7 +172,7 @@ class Exportable(nn.Module):
                 f'--part neck is for detectors with a neck, not for a {type(model).__name__}; give '
                 '--part model or --part backbone'
             )
-        if part == 'model' and scope == 'mmdet' and model.with_roi_head:
+        if part == 'model' and scope == 'mmdet' and getattr(model, 'with_roi_head', False):
             raise UserError(
                 f'a {type(model).__name__} gathers regions within the model and cannot be exported '
                 'whole; give --part neck or --part backbone'

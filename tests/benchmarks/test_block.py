@@ -33,7 +33,7 @@ def test_the_bias_of_a_convolution_is_a_pass():
 @pytest.mark.parametrize('attn_type', ['mala', 'rala'])
 def test_totals(attn_type, capsys):
     assert block.main(['--attn-type', attn_type, '--size', '20x30', '--channels', '64']) == 0
-    lines = [line.split('|')[1:-1] for line in capsys.readouterr().out.splitlines()[4:]]
+    lines = [line.split('|')[1:-1] for line in capsys.readouterr().out.splitlines()[6:]]
     totals = {(form.strip(), part.strip()): float(t) for form, part, _, t in lines}
     for part in ('forward', 'backward'):
         assert block.FLOOR < totals['ours', part] < totals['published', part]

@@ -101,8 +101,10 @@ def test_what_failed_its_check_is_not_timed():
 def test_published_variants_come_first():
     """And at detection's number of tokens too; every variant is checked once."""
     first, rest = jobs.checks(False), jobs.more_checks(False)
+    first = [job for job in first if job.function == jobs.CHECK]  # the others: around the attention
     assert all(j.keywords['token_major'] and j.keywords['head_dim'] in (64, 96) for j in first)
     assert any(j.keywords['size'] == (200, 334) for j in first)
+    rest = [job for job in rest if job.function == jobs.CHECK]
     variants = [tuple(map(str, j.keywords.values())) for j in first + rest]
     assert len(set(variants)) == len(variants) == 3 * 4 * 3 * 2 + 3 + 4
 

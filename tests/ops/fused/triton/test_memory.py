@@ -99,6 +99,7 @@ def test_offsets_beyond_32_bits(device):
         launch.backward(problem, grad, (q, k, v), states, (dq, dk, dv))
         plain = operator_results('mala', *(x.clone() for x in (q, k, v, grad)), (3, 5), 'reference')
         for name, a, b in zip(('out', 'dq', 'dk', 'dv'), (out, dq, dk, dv), plain):
-            # both round to fp16, half a unit in the last place each
-            assert (a.float() - b.float()).norm() <= 2.0**-10 * b.float().norm(), name
+            # Half a unit of fp16, 2^-11, for each rounding: of a result here and in the reference,
+            # and on the way to a gradient of four factors of two products.
+            assert (a.float() - b.float()).norm() <= 6 * 2.0**-11 * b.float().norm(), name
         del views, view, huge, q, k, v, grad, out, dq, dk, dv, a
