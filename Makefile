@@ -8,7 +8,8 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3.10; do \
     $$p -c '' >/dev/null 2>&1 && echo $$p && break; done)
 JOBS ?= 2
 
-# Two processes on two cores: one thread each, and the environment's commands first.
+# Two processes on two cores, of which the idle one takes over from the other: one thread each, and
+# the environment's commands first.
 RUN = OMP_NUM_THREADS=1 PATH="$(abspath $(VENV))/bin:$$PATH"
 
 .PHONY: help env demo test lint docs clean
@@ -31,7 +32,7 @@ demo: env
 	@PATH="$(abspath $(VENV))/bin:$$PATH" python tools/demo.py $(ARGS)
 
 test: env
-	$(RUN) python -m pytest -n $(JOBS) $(if $(SLOW),--slow) $(ARGS)
+	$(RUN) python -m pytest -n $(JOBS) --dist worksteal $(if $(SLOW),--slow) $(ARGS)
 
 lint: env
 	$(RUN) ruff check .
