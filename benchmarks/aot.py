@@ -407,12 +407,12 @@ def main() -> None:
     if os.environ.get('TRITON_INTERPRET') == '1':
         parser.error('with TRITON_INTERPRET=1 nothing is compiled')
     if args.case:
-        todo = [Case.parse(text) for text in args.case]
+        chosen = [Case.parse(text) for text in args.case]
     else:
-        todo = (cases if args.all else published)(args.arch, args.head_dim, args.dtype)
+        chosen = (cases if args.all else published)(args.arch, args.head_dim, args.dtype)
     found = []
     print(TABLE)
-    for case in todo:
+    for case in chosen:
         report = inspect(case, *compile_case(case))
         found.append((case, report))
         print(row(case, report), flush=True)

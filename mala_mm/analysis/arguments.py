@@ -50,6 +50,29 @@ def add_image_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('--limit', type=int, help='how many of them (default: all)')
 
 
+def add_layer_options(parser: argparse.ArgumentParser, block: int | None = None) -> None:
+    """Add the options that name layers, and operators to put in place of theirs.
+
+    Args:
+        parser (ArgumentParser): Changed in place.
+        block (int, optional): The block where none is given; all by default.
+    """
+    parser.add_argument('--stage', type=int, help='stage, from 1 (default: all)')
+    which = 'all' if block is None else block
+    parser.add_argument(
+        '--block',
+        type=int,
+        default=block,
+        help=f'block, from 1; -1: the last (default: {which})',
+    )
+    parser.add_argument(
+        '--operators',
+        nargs='+',
+        metavar='NAME',
+        help="operators for what each checkpoint's layers hold (default: its own)",
+    )
+
+
 def load_models(args: argparse.Namespace) -> Iterator[tuple[str, nn.Module]]:
     """Yield the name and the model of each checkpoint, or one with random weights.
 

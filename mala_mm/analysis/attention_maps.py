@@ -17,7 +17,7 @@ import numpy as np
 
 from mala_mm.engine.arguments import make_parser
 
-from .arguments import add_model_options, check_out, load_models
+from .arguments import add_layer_options, add_model_options, check_out, load_models
 from .drawing import Panel, colour, overlay, save_panels
 from .inside import AttentionLayer, Recording, read_image, record
 from .scores import check_operators, score_rows
@@ -42,15 +42,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         metavar=('X', 'Y'),
         help='pixel of the query in the image file (default: its centre)',
     )
-    parser.add_argument('--stage', type=int, help='stage, from 1 (default: all)')
-    parser.add_argument('--block', type=int, default=-1, help='block, from 1 (default: the last)')
+    add_layer_options(parser, block=-1)
     parser.add_argument('--head', type=int, help='head, from 1 (default: the mean of all)')
-    parser.add_argument(
-        '--operators',
-        nargs='+',
-        metavar='NAME',
-        help="operators for each checkpoint's queries and keys (default: its own)",
-    )
     parser.add_argument('--out', default='attention_maps.png', help='PNG or JPEG file to write')
     args = parser.parse_args(argv)
     check_out(args.out)

@@ -27,7 +27,13 @@ from mala_mm.errors import UserError
 from mala_mm.files import write_bytes
 from mala_mm.ops import OPERATORS, Operator
 
-from .arguments import add_image_options, add_model_options, check_out, load_models
+from .arguments import (
+    add_image_options,
+    add_layer_options,
+    add_model_options,
+    check_out,
+    load_models,
+)
 from .drawing import markdown_table, plot_lines
 from .inside import AttentionLayer, find_images, read_image, record
 
@@ -135,14 +141,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = make_parser(__doc__)
     add_model_options(parser)
     add_image_options(parser)
-    parser.add_argument('--stage', type=int, help='stage, from 1 (default: all)')
-    parser.add_argument('--block', type=int, help='block, from 1; -1: the last (default: all)')
-    parser.add_argument(
-        '--operators',
-        nargs='+',
-        metavar='NAME',
-        help="operators for each checkpoint's queries, keys and values (default: its own)",
-    )
+    add_layer_options(parser)
     parser.add_argument('--out', default='rank.png', help='PNG or JPEG; a JSON lies beside it')
     args = parser.parse_args(argv)
     check_out(args.out)

@@ -23,7 +23,13 @@ from mala_mm.engine.arguments import make_parser
 from mala_mm.errors import UserError
 from mala_mm.files import write_bytes
 
-from .arguments import add_image_options, add_model_options, check_out, load_models
+from .arguments import (
+    add_image_options,
+    add_layer_options,
+    add_model_options,
+    check_out,
+    load_models,
+)
 from .drawing import markdown_table, plot_lines
 from .inside import AttentionLayer, find_images, read_image, record
 from .scores import (
@@ -84,14 +90,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = make_parser(__doc__)
     add_model_options(parser)
     add_image_options(parser)
-    parser.add_argument('--stage', type=int, help='stage, from 1 (default: all)')
-    parser.add_argument('--block', type=int, help='block, from 1; -1: the last (default: all)')
-    parser.add_argument(
-        '--operators',
-        nargs='+',
-        metavar='NAME',
-        help="operators for each checkpoint's queries and keys (default: its own)",
-    )
+    add_layer_options(parser)
     parser.add_argument(
         '--factors',
         type=float,

@@ -3,6 +3,7 @@
 import inspect
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -13,7 +14,7 @@ pytest.importorskip('triton', reason='the Triton backend is optional')
 
 import triton
 
-from benchmarks import aot
+from benchmarks import aot, aot_block
 from mala_mm.ops.fused.triton import kernels, tiling
 
 # Each pass once, as the published models run it, and the fullest kernels of the others.
@@ -77,6 +78,13 @@ def test_unaligned_memory_takes_another_way(few):
     """Strides that 16 bytes do not divide: narrower loads, the same kernel."""
     assert few[UNALIGNED]['spills'] <= SPILLS
     assert few[UNALIGNED]['loads'].get('2', 0) > 0
+
+
+def test_the_tables_are_of_the_pinned_triton(repo):
+    """Otherwise nothing would be compared where the pins are installed."""
+    (pin,) = re.findall(r'^triton==(\S+)', (repo / 'requirements/triton.txt').read_text(), re.M)
+    for table in (aot.RESULTS, aot_block.RESULTS):
+        assert f'with Triton {pin};' in table.read_text(), table
 
 
 @pytest.mark.slow
